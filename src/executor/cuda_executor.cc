@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "executor/common.h"
 #include "executor/cuda_step.h"
+#include "executor/kernel_names.h"
 #include "weights/dequantise.h"
 
 namespace headrace {
@@ -85,9 +86,8 @@ class CudaExecutor final : public Executor {
   std::int64_t num_pairs() const {
     return static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
   }
-  bool is_by_cublaslt(const cuda_step::Multiply& call) const {
-    return mode_ == MatmulMode::fast &&
-           cuda::is_for_cublaslt(call.x.num_rows, call.bias != nullptr);
+  bool uses_cublaslt(const cuda_step::Multiply& call) const {
+    return is_by_cublaslt(mode_, call.x.num_rows, call.bias != nullptr);
   }
   Status record(cuda_step::Operator op) {
     step_.operators.push_back(std::move(op));
@@ -309,9 +309,8 @@ Status CudaExecutor::embed(const Weight& embedding, const Rows& out) {
   for (std::size_t i = 0; i < batch_->tokens.size(); ++i)
     if (batch_->tokens[i] < 0 || batch_->tokens[i] >= embedding.rows)
       return invalid_argument(
-          "tokens[{}]={}: must be 0 to {}; pass tokens of this model's "
-          "vocabulary",
-          i, batch_->tokens[i], embedding.rows - 1);
+          "tokens[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary", i,
+          batch_->tokens[i], embedding.rows - 1);
   return record(cuda_step::Embed{.embedding = embedding.data.data(), .out = out});
 }
 
@@ -320,8 +319,7 @@ Status CudaExecutor::gather(const Rows& x, const Rows& out) {
 }
 
 Status CudaExecutor::rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) {
-  return record(
-      cuda_step::Norm{.x = x, .weight = weight.as<const float>(), .eps = eps, .out = out});
+  return record(cuda_step::Norm{x, weight.as<const float>(), eps, out});
 }
 
 Status CudaExecutor::linear(const Linear& call) {
@@ -335,6 +333,14 @@ Status CudaExecutor::linear(const Linear& call) {
                  [](const Weight& weight) {
                    return cuda::Matrix{.data = weight.data.data(), .rows = weight.rows};
                  });
+  // A norm before it is part of it, and its result not written, where that is faster.
+  if (const auto* norm = std::get_if<cuda_step::Norm>(&step_.operators.back());
+      norm != nullptr && norm->out == call.x &&
+      has_norm(device_.info(), call.x.num_rows, call.x.width)) {
+    product.norm = {norm->weight, norm->eps};
+    product.x = norm->x;
+    step_.operators.pop_back();
+  }
   return record(product);
 }
 
@@ -349,7 +355,7 @@ Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& ou
 // Part of the product that it follows, whose result is then not written, if that is our own.
 Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
   auto* product = std::get_if<cuda_step::Multiply>(&step_.operators.back());
-  if (product != nullptr && !is_by_cublaslt(*product) && product->out == gate_up &&
+  if (product != nullptr && !uses_cublaslt(*product) && product->out == gate_up &&
       product->num_matrices == 2 && product->matrices[0].rows == product->matrices[1].rows &&
       !product->adds_to_out) {
     product->has_swiglu = true;
@@ -422,8 +428,9 @@ Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
                               .out_dtype = call.out.dtype,
                               .out_stride = call.out.width,
                               .adds_to_out = call.adds_to_out,
-                              .has_swiglu = call.has_swiglu};
-  if (is_by_cublaslt(call)) return cuda::multiply_by_cublaslt(*cublaslt_, product, stream_.get());
+                              .has_swiglu = call.has_swiglu,
+                              .norm = call.norm};
+  if (uses_cublaslt(call)) return cuda::multiply_by_cublaslt(*cublaslt_, product, stream_.get());
   return cuda::multiply(product, device_.info(), stream_.get());
 }
 

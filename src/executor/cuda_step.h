@@ -37,6 +37,7 @@ struct Multiply {
   Rows x, out;
   bool adds_to_out;
   bool has_swiglu = false;
+  cuda::InputNorm norm = {};
   bool operator==(const Multiply&) const = default;
 };
 // The angles of the step's tokens, for all layers.

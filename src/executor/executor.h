@@ -67,6 +67,9 @@ class Executor {
   // for end_step() with their work: no result is there before.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
+  // An operator may be computed as a part of the next one: what rms_norm writes for linear, and
+  // linear for swiglu, is then not written, so nothing else may read it.
+
   // out[i] = embedding[batch.tokens[i]].
   virtual Status embed(const Weight& embedding, const Rows& out) = 0;
   // out[i] = x[batch.logits_rows[i]].

@@ -7,13 +7,9 @@
 
 namespace headrace {
 
-namespace {
-
 bool is_by_cublaslt(MatmulMode mode, std::int64_t num_tokens, bool has_bias) {
   return mode == MatmulMode::fast && cuda::is_for_cublaslt(num_tokens, has_bias);
 }
-
-}  // namespace
 
 std::string product_kernel(const DeviceInfo& device, MatmulMode mode, WeightType weights,
                            std::int64_t num_tokens, bool has_bias) {
@@ -25,6 +21,10 @@ std::string product_kernel(const DeviceInfo& device, MatmulMode mode, WeightType
 
 bool has_swiglu(const DeviceInfo& device, MatmulMode mode, std::int64_t num_tokens, bool has_bias) {
   return device.device_type == HEADRACE_CUDA && !is_by_cublaslt(mode, num_tokens, has_bias);
+}
+
+bool has_norm(const DeviceInfo& device, std::int64_t num_tokens, std::int64_t columns) {
+  return device.device_type == HEADRACE_CUDA && cuda::takes_norm(device.sm, num_tokens, columns);
 }
 
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name) {

@@ -15,8 +15,14 @@ namespace headrace {
 std::string product_kernel(const DeviceInfo& device, MatmulMode mode, WeightType weights,
                            std::int64_t num_tokens, bool has_bias);
 
+// Whether cuBLASLt computes that product. Only on a CUDA device.
+bool is_by_cublaslt(MatmulMode mode, std::int64_t num_tokens, bool has_bias);
+
 // Whether that product, of gate and up, computes SwiGLU too.
 bool has_swiglu(const DeviceInfo& device, MatmulMode mode, std::int64_t num_tokens, bool has_bias);
+
+// Whether that product, of `columns` columns, normalises its input too.
+bool has_norm(const DeviceInfo& device, std::int64_t num_tokens, std::int64_t columns);
 
 // Of an operator on rows: "rms_norm".
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name);

@@ -30,6 +30,22 @@ TEST(KernelNames, OfProductsOnAGpuFollowTheTokens) {
   }
 }
 
+// Every CTA keeps the rows that it normalises: 4096 columns of one token, fewer of more.
+TEST(KernelNames, ProductsOfFewTokensOnHopperHaveANorm) {
+  const auto has = [](const char* text, std::int64_t num_tokens, std::int64_t columns) {
+    return has_norm(device(text), num_tokens, columns);
+  };
+  EXPECT_TRUE(has("sm90:132", 1, 4096));
+  EXPECT_FALSE(has("sm90:132", 1, 4104));
+  EXPECT_FALSE(has("sm90:132", 2, 4096));
+  EXPECT_TRUE(has("sm90:132", 6, 576));
+  EXPECT_FALSE(has("sm90:132", 7, 576));
+  EXPECT_TRUE(has("sm90:132", 8, 512));
+  EXPECT_FALSE(has("sm90:132", 9, 64));
+  EXPECT_FALSE(has("sm80:108", 1, 576));
+  EXPECT_FALSE(has("cpu", 1, 576));
+}
+
 TEST(KernelNames, OfACpuHaveItsInstructionSet) {
   const auto product = [](const char* text, WeightType type, MatmulMode mode = MatmulMode::normal) {
     return product_kernel(device(text), mode, type, 1, false);

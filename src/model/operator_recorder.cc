@@ -92,13 +92,18 @@ Status OperatorRecorder::gather(const Rows& x, const Rows& out) {
       [&](Executor& executor) { return executor.gather(x, out); });
 }
 
+// Where it is part of the product behind it, that reads x in place of what the norm would write.
 Status OperatorRecorder::rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) {
   return pass(
       "rms_norm",
       [&] {
+        const double weight_bytes = static_cast<double>(x.width) * sizeof(float);
+        if (has_norm(info_, x.num_rows, x.width))
+          return OperatorCost{
+              .kernel = product_kernel(info_, mode(), WeightType::bf16, x.num_rows, false),
+              .bytes = weight_bytes};
         return OperatorCost{.kernel = elementwise_kernel(info_, "rms_norm"),
-                            .bytes = bytes_of_rows(x) + bytes_of_rows(out) +
-                                     static_cast<double>(x.width) * sizeof(float)};
+                            .bytes = bytes_of_rows(x) + bytes_of_rows(out) + weight_bytes};
       },
       [&](Executor& executor) { return executor.rms_norm(x, weight, eps, out); });
 }

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "backends/cuda/backend.h"
+#include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/cublaslt_api.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
@@ -88,6 +89,7 @@ class Weights {
     std::int32_t sm = 0;  // 0: of the device
     bool has_swiglu = false;
     cuda::CublasLt* library = nullptr;  // instead of multiply()
+    enum class Norm { none, before, within } norm = Norm::none;
   };
   std::int64_t out_rows(const Options& options) const {
     return options.has_swiglu ? num_rows_ / 2 : num_rows_;
@@ -122,7 +124,9 @@ class Weights {
                           .out_stride = rows,
                           .adds_to_out = options.adds,
                           .has_swiglu = options.has_swiglu};
-    const Status failed = options.library == nullptr
+    const Status failed = options.norm != Options::Norm::none
+                              ? multiply_with_norm(product, device, options)
+                          : options.library == nullptr
                               ? cuda::multiply(product, device, nullptr)
                               : cuda::multiply_by_cublaslt(*options.library, product, nullptr);
     EXPECT_FALSE(failed.has_value()) << failed->message;
@@ -144,6 +148,38 @@ class Weights {
   static double old_value(std::size_t i) { return static_cast<double>(i % 7) - 3; }
 
  private:
+  // Of the rows of x within the product, or of a copy of them before it.
+  Status multiply_with_norm(Product product, const DeviceInfo& device,
+                            const Options& options) const {
+    constexpr float kEps = 1e-5f;
+    Random random(11);
+    std::vector<float> weight;
+    for (std::int64_t i = 0; i < shape_.columns; ++i)
+      weight.push_back(static_cast<float>(random.normal()));
+    const OnDevice<float> norm(weight);
+    if (options.norm == Options::Norm::within) {
+      product.norm = {norm.data(), kEps};
+      return cuda::multiply(product, device, nullptr);
+    }
+    std::vector<std::uint16_t> rows;
+    for (std::int64_t token = 0; token < product.num_tokens; ++token) {
+      const auto row = x_.stored.begin() + (options.first_token + token) * x_stride();
+      rows.insert(rows.end(), row, row + shape_.columns);
+    }
+    const OnDevice<std::uint16_t> normed(rows);
+    if (Status failed = cuda::rms_norm({.x = normed.data(),
+                                        .weight = norm.data(),
+                                        .eps = kEps,
+                                        .out = normed.data(),
+                                        .num_rows = product.num_tokens,
+                                        .width = shape_.columns},
+                                       0, nullptr))
+      return failed;
+    product.x = normed.data();
+    product.x_stride = shape_.columns;
+    return cuda::multiply(product, device, nullptr);
+  }
+
   const DType dtype_;
   const Shape shape_;
   const Numbers x_;
@@ -290,6 +326,37 @@ TEST_P(GemmOnGpu, SwiGluIsThatOfTheProductAndItsBitsDependOnNothingElse) {
   }
 }
 
+// Columns around stages and vectors of a norm, up to the most; a product that has no norm refuses.
+TEST(GemmOnGpuNorm, HasTheBitsOfANormBeforeTheProduct) {
+  HEADRACE_NEEDS_GPU(90);
+  using Norm = Weights::Options::Norm;
+  for (const Shape& shape : {Shape{{576, 192, 192}, 576}, Shape{{1}, 8}, Shape{{257, 127}, 200},
+                             Shape{{64, 64}, 1032}, Shape{{300}, 2056}, Shape{{70, 70}, 4096},
+                             Shape{{40000}, 128}, Shape{{15000, 15000}, 64}}) {
+    const Weights weights(DType::bf16, shape);
+    const bool is_pair = shape.rows.size() == 2 && shape.rows[0] == shape.rows[1];
+    std::int64_t num_compared = 0;
+    for (const std::int64_t tokens : {1, 2, 3, 5, 7, 8}) {
+      if (!cuda::takes_norm(90, tokens, shape.columns)) continue;
+      for (const DType out_dtype : {DType::bf16, DType::f32})
+        for (const bool has_bias : {false, true}) {
+          Weights::Options options{.has_bias = has_bias,
+                                   .adds = !is_pair && has_bias,
+                                   .out_dtype = out_dtype,
+                                   .first_token = 3 * tokens,
+                                   .has_swiglu = is_pair,
+                                   .norm = Norm::before};
+          const auto before = weights.run(tokens, options);
+          options.norm = Norm::within;
+          ASSERT_EQ(weights.run(tokens, options), before)
+              << shape.columns << " columns, " << tokens << " tokens";
+          ++num_compared;
+        }
+    }
+    EXPECT_GT(num_compared, 0) << shape.columns;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, GemmOnGpu, ::testing::Values(DType::bf16, DType::f16),
                          [](const auto& test) { return dtype_name(test.param); });
 
@@ -312,7 +379,8 @@ TEST(GemmOnGpuArguments, AreRefused) {
   EXPECT_FALSE(cuda::multiply(good, device, nullptr).has_value());
   const Matrix misaligned{memory.data() + 1, 16}, none{memory.data(), 0};
   const Matrix four[4] = {matrix, matrix, matrix, matrix};
-  std::vector<Product> bad(10, good);
+  const OnDevice<float> norm(std::vector<float>(128));
+  std::vector<Product> bad(13, good);
   bad[0].dtype = DType::f32;
   bad[1].out_dtype = DType::f16;
   bad[2].columns = 60;
@@ -323,6 +391,10 @@ TEST(GemmOnGpuArguments, AreRefused) {
   bad[7].matrices = {&none, 1};
   bad[8].matrices = four;
   bad[9].has_swiglu = true;  // of one matrix
+  for (const int i : {10, 11, 12}) bad[static_cast<std::size_t>(i)].norm = {norm.data(), 1e-5f};
+  bad[10].num_tokens = 9;
+  bad[11].norm.weight = norm.data() + 1;
+  bad[12].dtype = bad[12].out_dtype = DType::f16;
   for (std::size_t i = 0; i < bad.size(); ++i) {
     const Status failed = cuda::multiply(bad[i], device, nullptr);
     ASSERT_TRUE(failed.has_value()) << i;

@@ -3,6 +3,7 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/elementwise/angle.h"
 #include "backends/cuda/elementwise/decoder_ops.h"
+#include "backends/cuda/elementwise/rms_norm.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/element.cuh"
 
@@ -44,54 +45,19 @@ __global__ void __launch_bounds__(kThreads) rope_angles_kernel(const RopeAngles 
   p.sin[i] = angle.sin;
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-  return x;
-}
-
-struct Weights {
-  float4 low, high;
-};
-__device__ __forceinline__ Weights load_weights(const float* weight, std::int64_t i) {
-  const auto* from = reinterpret_cast<const float4*>(weight + i);
-  return {__ldg(from), __ldg(from + 1)};
-}
-__device__ __forceinline__ void add_squares(const sm90::Chunk& x, float& sum) {
-#pragma unroll
-  for (int w = 0; w < kVec / 2; ++w) {
-    const float2 pair = Bf16Pair::unpack(x.words[w]);
-    sum += pair.x * pair.x;
-    sum += pair.y * pair.y;
-  }
-}
-__device__ __forceinline__ sm90::Chunk scaled(const sm90::Chunk& x, float scale,
-                                              const Weights& weights) {
-  const float w[kVec] = {weights.low.x,  weights.low.y,  weights.low.z,  weights.low.w,
-                         weights.high.x, weights.high.y, weights.high.z, weights.high.w};
-  sm90::Chunk out;
-#pragma unroll
-  for (int i = 0; i < kVec / 2; ++i) {
-    const float2 pair = Bf16Pair::unpack(x.words[i]);
-    out.words[i] = Bf16Pair::pack(pair.x * scale * w[2 * i], pair.y * scale * w[2 * i + 1]);
-  }
-  return out;
-}
-
-// A CTA per row: a thread sums the squares of every kThreads-th vector, a shuffle tree adds the
-// lanes, then the warps are added in their order. The first kHeld vectors of a thread stay in
-// registers: rows of up to 8192 elements are read once, and the weights while the kernel before
-// this one ends.
+// A CTA per row. The first kHeld vectors of a thread stay in registers: rows of up to 8192 elements
+// are read once, and the weights while the kernel before this one ends.
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const RmsNorm p) {
+  static_assert(kThreads == rms::kThreads && kVec == rms::kVec);
   constexpr int kHeld = 4;
-  __shared__ float warp_sums[kThreads / 32];
+  __shared__ float warp_sums[rms::kWarps];
   const std::int64_t first = threadIdx.x * kVec;
   const auto column = [&](int i) { return first + std::int64_t{i} * (kThreads * kVec); };
   griddep_launch_dependents();
-  Weights weights[kHeld];
+  rms::Weights weights[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
-    if (column(i) < p.width) weights[i] = load_weights(p.weight, column(i));
+    if (column(i) < p.width) weights[i] = rms::load_weights(p.weight, column(i));
   griddep_wait();
   const std::int64_t row = blockIdx.x * p.width;
   sm90::Chunk x[kHeld];
@@ -101,21 +67,20 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const RmsNorm p) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
-    if (column(i) < p.width) add_squares(x[i], sum);
+    if (column(i) < p.width) rms::add_squares(x[i], sum);
   for (std::int64_t at = column(kHeld); at < p.width; at += kThreads * kVec)
-    add_squares(load_vec(p.x, row + at), sum);
-  sum = warp_sum(sum);
+    rms::add_squares(load_vec(p.x, row + at), sum);
+  sum = rms::warp_sum(sum);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < kThreads / 32; ++warp) sum += warp_sums[warp];
-  const float scale = 1 / sqrtf(sum / static_cast<float>(p.width) + p.eps);
+  const float scale = rms::scale_of(warp_sums, p.width, p.eps);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
-    if (column(i) < p.width) store_vec(p.out, row + column(i), scaled(x[i], scale, weights[i]));
+    if (column(i) < p.width)
+      store_vec(p.out, row + column(i), rms::scaled(x[i], scale, weights[i]));
   for (std::int64_t at = column(kHeld); at < p.width; at += kThreads * kVec)
-    store_vec(p.out, row + at, scaled(load_vec(p.x, row + at), scale, load_weights(p.weight, at)));
+    store_vec(p.out, row + at,
+              rms::scaled(load_vec(p.x, row + at), scale, rms::load_weights(p.weight, at)));
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1 + expf(-x)); }

@@ -6,17 +6,24 @@
 
 namespace headrace::cuda::gemm {
 
-// Element `i` of out.
+// Element `i` of out: what products add to, and what is stored in its place.
+template <class Element>
+__device__ __forceinline__ float load_out(const Output& out, std::int64_t i) {
+  if (out.is_float != 0) return static_cast<const float*>(out.data)[i];
+  return static_cast<float>(static_cast<const typename Element::Stored*>(out.data)[i]);
+}
+template <class Element>
+__device__ __forceinline__ void store_out(const Output& out, std::int64_t i, float value) {
+  using Stored = typename Element::Stored;
+  if (out.is_float != 0)
+    static_cast<float*>(out.data)[i] = value;
+  else
+    static_cast<Stored*>(out.data)[i] = static_cast<Stored>(value);
+}
+
 template <class Element>
 __device__ __forceinline__ void store(const Output& out, std::int64_t i, float sum) {
-  using Stored = typename Element::Stored;
-  if (out.is_float != 0) {
-    float* to = static_cast<float*>(out.data) + i;
-    *to = out.adds != 0 ? *to + sum : sum;
-  } else {
-    Stored* to = static_cast<Stored*>(out.data) + i;
-    *to = static_cast<Stored>(out.adds != 0 ? static_cast<float>(*to) + sum : sum);
-  }
+  store_out<Element>(out, i, out.adds != 0 ? load_out<Element>(out, i) + sum : sum);
 }
 
 __device__ __forceinline__ float swiglu(float gate, float up) {

@@ -46,6 +46,15 @@ Status check(const Product& p) {
   return std::nullopt;
 }
 
+Status check_norm(const Product& p, const DeviceInfo& device) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(p.norm.weight) % kWholeAlignment == 0;
+  if (p.norm.weight == nullptr ||
+      (p.dtype == DType::bf16 && is_aligned && takes_norm(device.sm, p.num_tokens, p.columns)))
+    return std::nullopt;
+  return unsupported("a product of {} tokens of {} columns on sm_{} does not normalise its input",
+                     p.num_tokens, p.columns, device.sm);
+}
+
 Status encode(const Product& p, const void* data, std::int64_t rows, std::int64_t stride,
               int box_rows, L2Promotion promotion, TensorMap& map) {
   TensorMapSpec spec{.dtype = p.dtype, .rank = 2, .l2_promotion = promotion};
@@ -67,6 +76,7 @@ Status encode(const Product& p, int tile_rows, int box_tokens, L2Promotion promo
   for (std::size_t i = 0; i < p.matrices.size(); ++i)
     HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box_rows, promotion,
                         maps.w[i]));
+  if (p.norm.weight != nullptr) return std::nullopt;  // read without TMA
   return encode(p, p.x, p.num_tokens, p.x_stride, box_tokens, promotion, maps.x);
 }
 
@@ -76,8 +86,14 @@ Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
   const gemm::StreamParams params{
       .tiles = tiles,
       .out = gemm::Output::of(p),
-      .plan = gemm::StreamPlan::of(tiles.count, p.columns, tokens, device.num_units),
-      .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
+      .plan = gemm::StreamPlan::of(tiles.count, p.columns, tokens, device.num_units,
+                                   p.norm.weight != nullptr),
+      .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+      .norm = p.norm,
+      .x = p.x,
+      .x_stride = p.x_stride,
+      .columns = static_cast<std::int32_t>(p.columns),
+      .norm_pitch = static_cast<std::int32_t>(gemm::norm_pitch(p.columns))};
   gemm::Maps maps;
   HEADRACE_TRY(encode(p, gemm::kStreamTileRows, tokens, L2Promotion::bytes_128, maps));
   return gemm::launch_stream({params, maps, p.dtype, stream});
@@ -132,6 +148,7 @@ Status run_portable(const Product& p, Stream stream) {
 
 Status multiply(const Product& product, const DeviceInfo& device, Stream stream) {
   HEADRACE_TRY(check(product));
+  HEADRACE_TRY(check_norm(product, device));
   if (product.num_tokens <= 0) return std::nullopt;
   const DeviceScope scope(device.device_id);
   if (scope.status()) return scope.status();

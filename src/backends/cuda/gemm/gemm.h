@@ -20,7 +20,11 @@ inline constexpr int kMaxStackedMatrices = 3;
 
 namespace gemm {
 inline constexpr int kStreamTokens = 16, kWideTokens = 128;  // the most of the kernels
-}
+// The rows that each CTA of a product with a norm keeps: 4096 columns of one token.
+inline constexpr int kNormTokens = 8, kNormBytes = 8 * 1024 + 8 * 16;
+// From row to row: stages of 128 columns, and 16 bytes that spread the rows over the banks.
+constexpr std::int64_t norm_pitch(std::int64_t columns) { return (columns + 127) / 128 * 256 + 16; }
+}  // namespace gemm
 
 enum class ProductKernel { stream, wide, tiles, portable };
 constexpr ProductKernel product_kernel(std::int32_t sm, std::int64_t num_tokens) {
@@ -49,6 +53,13 @@ struct Matrix {
   bool operator==(const Matrix&) const = default;
 };
 
+// x * weight / sqrt(mean(x^2) + eps) takes the place of x, with the bits of rms_norm().
+struct InputNorm {
+  const float* weight = nullptr;  // [columns]; null: no norm
+  float eps = 0;
+  bool operator==(const InputNorm&) const = default;
+};
+
 struct Product {
   DType dtype;  // of weights and x: bf16 or f16
   // With equal columns, as if their rows were stacked: Q, K and V are one product. At most
@@ -65,7 +76,16 @@ struct Product {
   bool adds_to_out;  // out += result, for the residual stream
   // The matrices are gate and up, of equal rows; out = silu(gate) * up: [num_tokens, rows of one].
   bool has_swiglu = false;
+  InputNorm norm = {};  // where takes_norm()
 };
+
+// Whether a product of bf16 normalises its input faster than a kernel before it: a few tokens of
+// few columns on Hopper, as every CTA does it.
+constexpr bool takes_norm(std::int32_t sm, std::int64_t num_tokens, std::int64_t columns) {
+  return product_kernel(sm, num_tokens) == ProductKernel::stream &&
+         num_tokens <= gemm::kNormTokens &&
+         num_tokens * gemm::norm_pitch(columns) <= gemm::kNormBytes;
+}
 
 // Enqueues the product on `stream` of the device. unsupported: a dtype, an alignment (data
 // and x: 16 bytes) or a size that is not as above.

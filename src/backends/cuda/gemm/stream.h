@@ -22,6 +22,11 @@ inline constexpr int kStreamRingBytes = 104 * 1024;
 inline constexpr int kStreamCtasPerSm = 2;
 inline constexpr int kStreamMaxStages = 16;
 
+// With a norm each CTA has all rows of x in shared memory, behind a ring that holds weights alone:
+// six stages of four tiles.
+inline constexpr int kStreamNormRingBytes = 96 * 1024;
+static_assert(norm_pitch(kStreamColumns + 8) == 2 * kStreamRowBytes + 16);
+
 // The work of a launch. CTA i has tiles [i * count / ctas, (i + 1) * count / ctas), `group` of them
 // at a time.
 struct StreamPlan {
@@ -30,14 +35,16 @@ struct StreamPlan {
   int tokens;           // of a stage
   int num_stage_loads;  // stages that a row of weights has
 
-  static constexpr StreamPlan of(int num_tiles, std::int64_t columns, int tokens, int num_units) {
+  static constexpr StreamPlan of(int num_tiles, std::int64_t columns, int tokens, int num_units,
+                                 bool has_norm) {
     StreamPlan s{};
     s.num_ctas = std::clamp(num_tiles, 1, std::max(num_units, 1) * kStreamCtasPerSm);
     const int most = ceil_div(num_tiles, s.num_ctas);  // tiles of a CTA
     s.group = ceil_div(most, ceil_div(most, kStreamMaxTiles));
     s.tokens = tokens;
-    s.stage_bytes = (s.group * kStreamTileRows + tokens) * kStreamRowBytes;
-    s.num_stages = std::min(kStreamMaxStages, kStreamRingBytes / s.stage_bytes);
+    s.stage_bytes = (s.group * kStreamTileRows + (has_norm ? 0 : tokens)) * kStreamRowBytes;
+    const int ring_bytes = has_norm ? kStreamNormRingBytes : kStreamRingBytes;
+    s.num_stages = std::min(kStreamMaxStages, ring_bytes / s.stage_bytes);
     s.num_stage_loads = static_cast<int>(ceil_div<std::int64_t>(columns, kStreamColumns));
     return s;
   }
@@ -48,6 +55,11 @@ struct StreamParams {
   Output out;
   StreamPlan plan;
   std::int32_t num_tokens;
+  // With a norm alone, when maps.x is not used.
+  InputNorm norm;
+  const void* x;
+  std::int64_t x_stride;
+  std::int32_t columns, norm_pitch;
 };
 
 struct StreamCall {
