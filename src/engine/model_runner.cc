@@ -54,8 +54,8 @@ Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOp
   return runner;
 }
 
-Status ModelRunner::step(std::span<const Part> parts, float* logits) {
-  if (auto failure = run(parts, logits)) {
+Status ModelRunner::step(std::span<const Part> parts, float* logits, HostMemory memory) {
+  if (auto failure = run(parts, logits, memory)) {
     // Gives up the reserved slots.
     for (const Part& part : parts)
       HEADRACE_TRY(cache_.truncate(part.sequence, cache_.info(part.sequence).value().length));
@@ -65,16 +65,17 @@ Status ModelRunner::step(std::span<const Part> parts, float* logits) {
   return std::nullopt;
 }
 
-Status ModelRunner::run(std::span<const Part> parts, float* logits) {
+Status ModelRunner::run(std::span<const Part> parts, float* logits, HostMemory memory) {
   for (const Part& part : parts)
     HEADRACE_TRY(
         cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
-  return forward(parts, logits);
+  return forward_on(*executor_, parts, logits, memory);
 }
 
-Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, float* logits) {
+Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, float* logits,
+                               HostMemory memory) {
   HEADRACE_TRY(fill(parts));
-  Result<float*> to = where_to_write(logits);
+  Result<float*> to = where_to_write(logits, memory);
   if (!to.ok()) return std::move(to.failure());
   HEADRACE_TRY(decoder_->forward(executor,
                                  {.tokens = tokens_,
@@ -90,7 +91,8 @@ Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, 
                                   .max_seqlen_k = max_seqlen_k_,
                                   .sparq = sparq_of(parts)},
                                  cache_.view(), to.value()));
-  if (logits == nullptr || to.value() == logits) return std::nullopt;
+  if (logits == nullptr) return std::nullopt;
+  if (to.value() == logits) return executor.wait();
   return device().download(to.value(), logits, logits_bytes(), nullptr);
 }
 
@@ -111,8 +113,10 @@ std::size_t ModelRunner::logits_bytes() const {
          sizeof(float);
 }
 
-Result<float*> ModelRunner::where_to_write(float* logits) {
+Result<float*> ModelRunner::where_to_write(float* logits, HostMemory memory) {
   if (device().info().device_type == HEADRACE_CPU) return logits;
+  if (logits != nullptr && memory == HostMemory::page_locked && logits_rows_.size() == 1)
+    return logits;
   if (logits_bytes() > device_logits_.bytes() || device_logits_.data() == nullptr) {
     device_logits_ = {};  // free the old memory first
     device_logits_ = device().allocate(logits_bytes());

@@ -49,16 +49,20 @@ class ModelRunner {
     // a step: with the bits of a decode.
     std::int64_t num_generated = 0;
   };
+  // Memory of the host that logits are written to. A GPU writes those of one token to page-locked
+  // memory itself: a copy behind the step would take as long as a layer.
+  enum class HostMemory { pageable, page_locked };
   // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order, to memory of
   // the host; null, on a GPU: leaves them on the device. On an error nothing is appended.
-  Status step(std::span<const Part> parts, float* logits);
+  Status step(std::span<const Part> parts, float* logits, HostMemory memory = HostMemory::pageable);
   // The same for a caller that has reserved the slots and commits the tokens itself. The parts are
   // of different sequences.
   Status forward(std::span<const Part> parts, float* logits) {
     return forward_on(*executor_, parts, logits);
   }
   // The same on an executor that passes operators on to executor().
-  Status forward_on(Executor& executor, std::span<const Part> parts, float* logits);
+  Status forward_on(Executor& executor, std::span<const Part> parts, float* logits,
+                    HostMemory memory = HostMemory::pageable);
   Executor& executor() { return *executor_; }
 
   bool has_sparq() const { return sparq_.num_keys > 0; }
@@ -82,10 +86,10 @@ class ModelRunner {
   std::int64_t max_recent_of(std::span<const Part> parts) const;
   void fill_recent(std::int64_t max_recent);
   void order_rows(std::span<const Part> parts);
-  // Where a step writes its logits: to `logits` on the host, else to memory of the device.
-  Result<float*> where_to_write(float* logits);
+  // Where a step writes its logits: to `logits`, else to memory of the device.
+  Result<float*> where_to_write(float* logits, HostMemory memory);
   std::size_t logits_bytes() const;
-  Status run(std::span<const Part> parts, float* logits);
+  Status run(std::span<const Part> parts, float* logits, HostMemory memory);
 
   const model::Decoder* decoder_;
   std::unique_ptr<Executor> executor_;

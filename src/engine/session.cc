@@ -136,10 +136,12 @@ Status Session::append_all(std::size_t num_new, float* logits) {
         .tokens = std::span(tokens_).subspan(begin, end - begin),
         .num_logits = logits != nullptr ? static_cast<std::int64_t>(num_wanted) : is_last,
         .num_generated = num_new == 1 && end - begin == 1};
-    float* to = logits_.as<float>();
-    if (logits != nullptr && num_wanted > 0)
-      to = logits + (end - num_wanted - first_new) * vocab_size;
-    HEADRACE_TRY(runner_.step({&step, 1}, to));
+    if (logits == nullptr || num_wanted == 0) {
+      HEADRACE_TRY(
+          runner_.step({&step, 1}, logits_.as<float>(), ModelRunner::HostMemory::page_locked));
+      continue;
+    }
+    HEADRACE_TRY(runner_.step({&step, 1}, logits + (end - num_wanted - first_new) * vocab_size));
   }
   if (logits != nullptr)
     std::memcpy(logits_.data(), logits + (num_new - 1) * vocab_size, vocab_size * sizeof(float));

@@ -144,7 +144,9 @@ class Listener final : public Executor {
     calls.insert("swiglu");
     return to_.swiglu(gate_up, out);
   }
+  Result<bool> repeat_step(const void*, const float*) override { return false; }
   Status end_step() override { return to_.end_step(); }
+  Status wait() override { return to_.wait(); }
 
   // Of the products of a decoder, by the rows of the first matrix and the number of matrices.
   void name_products(const model::Decoder& decoder) {

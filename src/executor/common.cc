@@ -22,8 +22,10 @@ Result<Rows> Activations::alloc(Device& device, std::int64_t num_rows, std::int6
                                 DType dtype) {
   if (num_allocs_ == buffers_.size()) buffers_.emplace_back();
   Buffer& buffer = buffers_[num_allocs_++];
+  const std::byte* before = buffer.data();
   if (auto failure = grow(device, buffer, bytes_of(num_rows, width, dtype)))
     return std::move(*failure);
+  if (buffer.data() != before) ++version_;
   return Rows{.data = buffer.data(), .dtype = dtype, .num_rows = num_rows, .width = width};
 }
 

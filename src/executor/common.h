@@ -21,10 +21,13 @@ class Activations {
  public:
   void begin_step() { num_allocs_ = 0; }
   Result<Rows> alloc(Device& device, std::int64_t num_rows, std::int64_t width, DType dtype);
+  // Counts the buffers that have moved.
+  std::uint64_t version() const { return version_; }
 
  private:
   std::vector<Buffer> buffers_;  // in call order
   std::size_t num_allocs_ = 0;   // in this step
+  std::uint64_t version_ = 0;
 };
 
 // What launches depend on; the lengths are upper bounds.

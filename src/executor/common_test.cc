@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "executor/batch.h"
+#include "runtime/device.h"
 
 namespace headrace {
 namespace {
@@ -64,6 +65,24 @@ TEST(SharedPrefix, IsAPowerOfTwoThatHoldsTheLongest) {
   mixed.add(4000, 0);
   mixed.add(4000, 3000);
   EXPECT_EQ(mixed.shared_prefix(), 4096);
+}
+
+// A graph of a step holds the addresses of its activations.
+TEST(Activations, CountBuffersThatMove) {
+  const std::unique_ptr<Device> device = make_host_device(DeviceInfo{});
+  Activations activations;
+  const auto step = [&](std::int64_t num_rows) {
+    activations.begin_step();
+    for (int i = 0; i < 2; ++i)
+      EXPECT_TRUE(activations.alloc(*device, num_rows, 8, DType::f32).ok());
+    return activations.version();
+  };
+  const std::uint64_t first = step(4);
+  EXPECT_EQ(step(4), first);
+  EXPECT_EQ(step(1), first);
+  const std::uint64_t larger = step(1 << 16);
+  EXPECT_NE(larger, first);
+  EXPECT_EQ(step(4), larger);
 }
 
 TEST(SharedPrefix, OfOneSequenceIsNone) {

@@ -42,7 +42,9 @@ class CpuExecutor final : public Executor {
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
   Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override;
+  Result<bool> repeat_step(const void*, const float*) override { return false; }
   Status end_step() override { return std::nullopt; }
+  Status wait() override { return std::nullopt; }
 
  private:
   template <class Body>

@@ -2,7 +2,6 @@
 // and weights are bf16; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <vector>
 
 #include "attention/forward.h"
@@ -22,13 +21,6 @@ constexpr std::size_t kAlignment = 256;      // of arrays in a buffer
 
 // Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
 constexpr std::int64_t kMaxGraphTokens = 256;
-// The longest sequence that a graph serves: at most an eighth longer, or kLeast - 1 tokens, so that
-// a sequence that doubles its length needs up to eight graphs.
-std::int64_t bucket_of_length(std::int64_t length) {
-  constexpr std::int64_t kLeast = 256;
-  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length)));
-  return round_up(length, std::max(kLeast, power / 8));
-}
 
 // The prefills of a batch; they are its first sequences. Each sequence takes one of two paths by
 // its own number of tokens, so its bits do not depend on those beside it.
@@ -75,7 +67,9 @@ class CudaExecutor final : public Executor {
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
   Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override;
+  Result<bool> repeat_step(const void* decoder, const float* logits) override;
   Status end_step() override;
+  Status wait() override { return device_.synchronise(stream_.get()); }
 
  private:
   Status start();
@@ -192,6 +186,7 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
   HEADRACE_TRY(grow(device_, angles_, bytes_of(2 * batch.num_tokens(), num_pairs(), DType::f32)));
   HEADRACE_TRY(upload_batch(max_pages_));
   step_.operators.assign(1, cuda_step::Angles{});
+  step_.key = {};
   step_.shape = {.prefill = attends_[0].size,
                  .decode = attends_[1].size,
                  .num_logits = static_cast<std::int64_t>(batch.logits_rows.size()),
@@ -220,7 +215,8 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
   num_prefills_ = num_prefills(batch, heads_per_group, device_.info());
   StepSize size = size_of(batch);
   if (is_graph()) {
-    size.max_seqlen_k = std::min(bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
+    size.max_seqlen_k =
+        std::min(cuda_step::bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
     size.max_pages = ceil_div(size.max_seqlen_k, kv.page_size);
   }
   max_pages_ = size.max_pages;
@@ -306,11 +302,6 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
 // ---- the operators of a step are recorded
 
 Status CudaExecutor::embed(const Weight& embedding, const Rows& out) {
-  for (std::size_t i = 0; i < batch_->tokens.size(); ++i)
-    if (batch_->tokens[i] < 0 || batch_->tokens[i] >= embedding.rows)
-      return invalid_argument(
-          "tokens[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary", i,
-          batch_->tokens[i], embedding.rows - 1);
   return record(cuda_step::Embed{.embedding = embedding.data.data(), .out = out});
 }
 
@@ -365,7 +356,14 @@ Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
   return record(cuda_step::Activate{.gate_up = gate_up, .out = out});
 }
 
+Result<bool> CudaExecutor::repeat_step(const void* decoder, const float* logits) {
+  step_.key = {decoder, logits, activations_.version()};
+  if (!is_graph()) return false;
+  return graphs_.repeat(step_, stream_.get());
+}
+
 Status CudaExecutor::end_step() {
+  step_.key.activations = activations_.version();
   if (!is_graph()) return enqueue_all();
   return graphs_.run(step_, id_, stream_.get(), [&] { return enqueue_all(); });
 }

@@ -1,15 +1,24 @@
 #include "executor/cuda_step.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "base/math.h"
 
 namespace headrace::cuda_step {
 namespace {
 
 // A bound on the memory of graphs. Decode steps of one sequence need a new graph every few hundred
-// tokens (bucket_of_length() in cuda_executor.cc), and each size of a batch needs its own.
+// tokens (bucket_of_length()), and each size of a batch needs its own.
 constexpr std::size_t kMaxEntries = 64;
 
 }  // namespace
+
+std::int64_t bucket_of_length(std::int64_t length) {
+  constexpr std::int64_t kLeast = 256;
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length)));
+  return round_up(length, std::max(kLeast, power / 8));
+}
 
 // The entry of the step, new if there is none.
 Graphs::Entry& Graphs::entry_of(const Step& step) {
@@ -18,6 +27,7 @@ Graphs::Entry& Graphs::entry_of(const Step& step) {
     return entry.step.shape == step.shape && entry.step.operators == step.operators;
   });
   if (found != entries_.end()) {
+    found->step.key = step.key;
     found->last_run = num_runs_;
     return *found;
   }
@@ -41,6 +51,16 @@ Status Graphs::run(const Step& step, int device_id, Stream stream,
   if (!graph.ok()) return std::move(graph.failure());
   entry.graph = std::move(graph.value());
   return cuda::launch_graph(entry.graph, stream);
+}
+
+Result<bool> Graphs::repeat(const Step& step, Stream stream) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.graph != nullptr && entry.step.key == step.key && entry.step.shape == step.shape;
+  });
+  if (step.key.decoder == nullptr || found == entries_.end()) return false;
+  found->last_run = ++num_runs_;
+  if (Status failed = cuda::launch_graph(found->graph, stream)) return std::move(*failed);
+  return true;
 }
 
 }  // namespace headrace::cuda_step

@@ -71,10 +71,23 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
+// Steps of one key and shape have equal operators.
+struct Key {
+  const void* decoder = nullptr;  // null: of no other step
+  const float* logits = nullptr;
+  std::uint64_t activations = 0;  // Activations::version()
+  bool operator==(const Key&) const = default;
+};
+
 struct Step {
+  Key key{};
   Shape shape{};
   std::vector<Operator> operators;
 };
+
+// The longest sequence that the graph of a step with one of this length serves: at most an eighth
+// longer, or 255 tokens, so that a sequence that doubles its length needs up to eight graphs.
+std::int64_t bucket_of_length(std::int64_t length);
 
 // Graphs of the steps that were run last.
 class Graphs {
@@ -83,6 +96,8 @@ class Graphs {
   // before, with equal operators and shape, is captured, and from then on launched as a graph.
   Status run(const Step& step, int device_id, Stream stream,
              const std::function<Status()>& enqueue);
+  // Launches the graph of a step with this key and shape; false: there is none.
+  Result<bool> repeat(const Step& step, Stream stream);
 
  private:
   struct Entry {

@@ -67,6 +67,10 @@ class Executor {
   // for end_step() with their work: no result is there before.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
+  // Runs the step again that was last recorded for `decoder`, with sizes as those of begin_step()
+  // and the same `logits`, in place of the operators. False: the executor keeps no such step.
+  virtual Result<bool> repeat_step(const void* decoder, const float* logits) = 0;
+
   // An operator may be computed as a part of the next one: what rms_norm writes for linear, and
   // linear for swiglu, is then not written, so nothing else may read it.
 
@@ -87,6 +91,8 @@ class Executor {
   virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
   // Enqueues what is left of the step. Later work of the device's default stream comes behind it.
   virtual Status end_step() = 0;
+  // Waits for the work of the steps.
+  virtual Status wait() = 0;
 };
 
 // The memory of a CPU or CUDA device. invalid_argument, unsupported: the device is absent.

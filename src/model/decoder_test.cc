@@ -109,6 +109,21 @@ Tokens tokens_from(std::int32_t first, std::size_t count) {
   return tokens;
 }
 
+TEST_P(Steps, TokensOutsideTheVocabularyAreRefused) {
+  for (const std::int64_t token : {std::int64_t{-1}, decoder_.config.vocab_size}) {
+    const Tokens tokens = {0, static_cast<std::int32_t>(token)};
+    Batch batch;
+    batch.tokens = tokens;
+    const Status failed = decoder_.forward(*executor_, batch, cache_->view(), nullptr);
+    ASSERT_TRUE(failed);
+    EXPECT_EQ(failed->code, ErrorCode::invalid_argument);
+    EXPECT_NE(failed->message.find(format_text("tokens[1]={}: must be 0 to {}", token,
+                                               decoder_.config.vocab_size - 1)),
+              std::string::npos)
+        << failed->message;
+  }
+}
+
 // A prompt, a later chunk of a prompt and decode tokens: alone and in one batch.
 TEST_P(Steps, FourBitKeysAreRotatedWhereTheyHaveNoBias) {
   KvShape shape = decoder_.kv_shape(DType::f16);

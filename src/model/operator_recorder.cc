@@ -50,6 +50,8 @@ Status OperatorRecorder::end_step() {
   return executor_ == nullptr ? std::nullopt : executor_->end_step();
 }
 
+Status OperatorRecorder::wait() { return executor_ == nullptr ? std::nullopt : executor_->wait(); }
+
 // ---- the operators
 
 template <class Cost, class Run>

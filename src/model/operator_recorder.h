@@ -45,7 +45,10 @@ class OperatorRecorder final : public Executor {
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
   Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override;
+  // Operators that are listed, or left out, have to be called.
+  Result<bool> repeat_step(const void*, const float*) override { return false; }
   Status end_step() override;
+  Status wait() override;
 
  private:
   bool is_cuda() const { return info_.device_type == HEADRACE_CUDA; }

@@ -188,8 +188,15 @@ TEST_P(DecoderOnGpu, TruncatedTokensLeaveNoTrace) {
   EXPECT_EQ(append(session, prompt), first);
 }
 
-// A decode step runs eagerly, then it is captured, then the graph is launched: with other tokens
-// and lengths in between.
+// The same of one token in the session's own memory, which the device writes.
+Logits append_to_own(Session& session, std::int32_t token) {
+  const Status failed = session.append({&token, 1}, nullptr);
+  EXPECT_FALSE(failed) << failed->message;
+  return {session.logits(), session.logits() + session.decoder().config.vocab_size};
+}
+
+// A decode step runs eagerly, then it is captured, then the graph is launched, by its operators or
+// without them: with other tokens and lengths in between.
 TEST_P(DecoderOnGpu, GraphsGiveTheBitsOfEagerSteps) {
   const LanguageModel gpu = load(GetParam(), true);
   for (const std::int64_t page_size : {16, 7}) {
@@ -204,6 +211,9 @@ TEST_P(DecoderOnGpu, GraphsGiveTheBitsOfEagerSteps) {
       ASSERT_FALSE(session.truncate(0));
       append(session, tokens_from(2, static_cast<std::size_t>(length)));
       EXPECT_EQ(append(session, {length}), eager[static_cast<std::size_t>(length - 40)]) << length;
+      ASSERT_FALSE(session.truncate(length));
+      EXPECT_EQ(append_to_own(session, length), eager[static_cast<std::size_t>(length - 40)])
+          << length;
     }
   }
 }
