@@ -115,16 +115,9 @@ Result<SparqAppendArgs> validate_sparq_append(const headrace_sparq_append_tensor
   return args;
 }
 
+// The rows first: their sums bound the slots that are read.
 Status check_sparq_slots(const SparqAppendArgs& args) {
-  const std::int64_t num_slots = args.num_pages * args.page_size;
-  for (std::int64_t i = 0; i < args.num_tokens; ++i)
-    if (const std::int64_t slot = args.slot_mapping[i * args.slot_stride]; slot >= num_slots)
-      return invalid_argument(
-          "slot_mapping[{}]={}: must be below {}, the slots of k, or negative for a token that is "
-          "left out; pass page * page_size + slot",
-          i, slot, num_slots);
-  if (args.cu_seqlens == nullptr) return std::nullopt;
-  for (std::int64_t row = 0; row < args.batch; ++row) {
+  for (std::int64_t row = 0; args.cu_seqlens != nullptr && row < args.batch; ++row) {
     const auto [first, last] = tokens_of_row(args, row);
     if (first > last || (row == 0 && first != 0) ||
         (row + 1 == args.batch && last != args.num_tokens))
@@ -133,6 +126,13 @@ Status check_sparq_slots(const SparqAppendArgs& args) {
           "from 0 to the {} of slot_mapping; pass such sums",
           row, first, row + 1, last, args.num_tokens);
   }
+  const std::int64_t num_slots = args.num_pages * args.page_size;
+  for (std::int64_t i = 0; i < args.num_tokens; ++i)
+    if (const std::int64_t slot = args.slot_mapping[i * args.slot_stride]; slot >= num_slots)
+      return invalid_argument(
+          "slot_mapping[{}]={}: must be below {}, the slots of k, or negative for a token that is "
+          "left out; pass page * page_size + slot",
+          i, slot, num_slots);
   return std::nullopt;
 }
 

@@ -210,10 +210,10 @@ TEST_P(DecoderOnGpu, GraphsGiveTheBitsOfEagerSteps) {
     for (const std::int32_t length : {40, 59, 40, 47, 51, 41, 59, 40}) {
       ASSERT_FALSE(session.truncate(0));
       append(session, tokens_from(2, static_cast<std::size_t>(length)));
-      EXPECT_EQ(append(session, {length}), eager[static_cast<std::size_t>(length - 40)]) << length;
+      const Logits& want = eager[static_cast<std::size_t>(length - 40)];
+      EXPECT_EQ(append_to_own(session, length), want) << length;
       ASSERT_FALSE(session.truncate(length));
-      EXPECT_EQ(append_to_own(session, length), eager[static_cast<std::size_t>(length - 40)])
-          << length;
+      EXPECT_EQ(append(session, {length}), want) << length;
     }
   }
 }
@@ -262,6 +262,32 @@ TEST_P(DecoderOnGpu, BitsOfASequenceDoNotDependOnItsBatch) {
   }
   EXPECT_EQ(batches.step(prompt_parts), prompts_alone);
   EXPECT_EQ(batches.step(next_parts), next_alone);
+}
+
+// Steps of one and of two sequences in turn, until all are repeated graphs; beside them each
+// sequence alone.
+TEST_P(DecoderOnGpu, GraphsOfOtherShapesAreNotTaken) {
+  const LanguageModel gpu = load(GetParam(), true);
+  Batches together(gpu), first_alone(gpu), second_alone(gpu);
+  const std::int64_t first = together.add(), second = together.add();
+  const std::int64_t first_of = first_alone.add(), second_of = second_alone.add();
+  const Tokens prompt = tokens_from(2, 5);
+  for (const auto& [batches, sequence] : {std::pair(&together, first),
+                                          {&together, second},
+                                          {&first_alone, first_of},
+                                          {&second_alone, second_of}})
+    batches->step({{.sequence = sequence, .tokens = prompt}});
+  for (std::int32_t round = 0; round < 5; ++round) {
+    const Tokens tokens = {round, 100 + round, 200 + round};
+    const auto part = [&](std::int64_t sequence, std::size_t token) {
+      return ModelRunner::Part{.sequence = sequence, .tokens = std::span(tokens).subspan(token, 1)};
+    };
+    EXPECT_EQ(together.step({part(first, 0)}), first_alone.step({part(first_of, 0)})) << round;
+    Logits want = first_alone.step({part(first_of, 1)});
+    const Logits rest = second_alone.step({part(second_of, 2)});
+    want.insert(want.end(), rest.begin(), rest.end());
+    EXPECT_EQ(together.step({part(first, 1), part(second, 2)}), want) << round;
+  }
 }
 
 TEST(DecoderOnGpuErrors, ADeviceThatDoesNotExist) {
