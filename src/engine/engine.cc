@@ -112,15 +112,6 @@ Engine::Engine(const LanguageModel& model, const EngineOptions& options,
 
 // ---- any thread ----
 
-Status Engine::check_tokens(const char* name, std::span<const std::int32_t> tokens) const {
-  const std::int64_t vocab_size = model_.decoder->config.vocab_size;
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    if (tokens[i] < 0 || tokens[i] >= vocab_size)
-      return invalid_argument("{}[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary",
-                              name, i, tokens[i], vocab_size - 1);
-  return std::nullopt;
-}
-
 Status Engine::check(const Request& request) const {
   if (request.prompt.empty())
     return invalid_argument("prompt: has no tokens; pass at least one, such as the BOS token");
@@ -129,8 +120,8 @@ Status Engine::check(const Request& request) const {
         "prompt: has {} tokens, the engine's max_tokens is {}; shorten it or create an engine with "
         "a larger max_tokens",
         request.prompt.size(), options_.max_tokens);
-  HEADRACE_TRY(check_tokens("prompt", request.prompt));
-  HEADRACE_TRY(check_tokens("stop_tokens", request.stop_tokens));
+  HEADRACE_TRY(model_.decoder->check_tokens("prompt", request.prompt));
+  HEADRACE_TRY(model_.decoder->check_tokens("stop_tokens", request.stop_tokens));
   if (request.beam_width != 0) HEADRACE_TRY(check_beams(request));
   HEADRACE_TRY(check_range("n", request.n, 1, kMaxSamples, "add several requests for more"));
   if (request.n > 1 && request.sampling.temperature == 0)

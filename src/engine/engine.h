@@ -124,7 +124,6 @@ class Engine {
          std::optional<DeviceSampler> device_sampler, Buffer logits);
 
   Status check(const Request& request) const;
-  Status check_tokens(const char* name, std::span<const std::int32_t> tokens) const;
   // Takes what other threads have queued.
   void take_queued();
   void start(std::int64_t id, Request request);

@@ -95,13 +95,7 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
         "num_tokens={}: the session holds {} of max_tokens={} tokens, so at most {} fit; shorten "
         "the text or create a session with a larger max_tokens",
         tokens.size(), have, max_tokens_, room);
-  const std::int64_t vocab_size = decoder().config.vocab_size;
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    if (tokens[i] < 0 || tokens[i] >= vocab_size)
-      return invalid_argument(
-          "tokens[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary", i, tokens[i],
-          vocab_size - 1);
-  return std::nullopt;
+  return decoder().check_tokens("tokens", tokens);
 }
 
 Status Session::append(std::span<const std::int32_t> tokens, float* logits) {

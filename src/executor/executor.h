@@ -67,8 +67,8 @@ class Executor {
   // for end_step() with their work: no result is there before.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
-  // Runs the step again that was last recorded for `decoder`, with sizes as those of begin_step()
-  // and the same `logits`, in place of the operators. False: the executor keeps no such step.
+  // Runs a step in place of the operators: one that was recorded before for `decoder`, with the
+  // sizes of begin_step() and the same `logits`. False: the executor keeps no such step.
   virtual Result<bool> repeat_step(const void* decoder, const float* logits) = 0;
 
   // An operator may be computed as a part of the next one: what rms_norm writes for linear, and

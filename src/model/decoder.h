@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "executor/executor.h"
@@ -38,8 +39,11 @@ struct Decoder {
   KvShape kv_shape(DType dtype) const;
   std::size_t weight_bytes() const;  // of the packed matrices
 
+  // invalid_argument: a token outside of the vocabulary, as name[i].
+  Status check_tokens(const char* name, std::span<const std::int32_t> tokens) const;
+
   // One step: appends the keys and values of the batch's tokens to the cache and writes logits
-  // [logits_rows.size(), vocab_size], in device memory.
+  // [logits_rows.size(), vocab_size] to memory that the device can write.
   Status forward(Executor& executor, const Batch& batch, const KvView& kv, float* logits) const;
 
   // Allocates the activations of steps of up to max_tokens tokens. out_of_memory.
