@@ -3,12 +3,14 @@
 
 #include "attention/select.h"
 #include "core/device.h"
+#include "tests/support/built_dtypes.h"
 #include "tests/support/quantised_case.h"
 #include "tests/support/quantised_close.h"
 
 namespace headrace {
 namespace {
 
+using testing::built_dtypes;
 using testing::QuantisedCall;
 using testing::QuantisedCase;
 using testing::Random;
@@ -73,12 +75,13 @@ std::vector<const Kernel*> kernels() {
 }
 
 TEST(Quantised, EveryKernelAgreesWithTheDequantisedKeys) {
+  const std::vector<DType> dtypes = built_dtypes();
   int num_run = 0;
   for (const Kernel* kernel : kernels()) {
     Random random(11);
     for (int i = 0; i < 60; ++i) {
-      const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
-      const QuantisedCase c = testing::random_quantised_case(random, dtypes[i % 3]);
+      const DType dtype = dtypes[static_cast<std::size_t>(i) % dtypes.size()];
+      const QuantisedCase c = testing::random_quantised_case(random, dtype);
       const std::string what = std::string(kernel->name) + ": " + text_of(c);
       QuantisedCall call(c);
       ASSERT_FALSE(call.append_status().has_value()) << call.append_status()->message;
@@ -95,7 +98,7 @@ constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2, DType::u4x2, 
 // Lengths around tiles, splits and groups of splits, in one ragged batch.
 TEST(Quantised, EveryLengthAroundATile) {
   for (const Kernel* kernel : kernels())
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const DType dtype : built_dtypes())
       for (const DType codes : kCodes) {
         QuantisedCase c;
         c.dtype = dtype;

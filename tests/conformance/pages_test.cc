@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "conformance/plain_call.h"
+#include "support/built_dtypes.h"
 
 namespace headrace::testing {
 namespace {
@@ -71,7 +72,7 @@ TEST(Pages, BitsOfContiguousKeys) {
     if (target.kernel->name == "cpu_reference" || is_on_gpu(target)) continue;
     Random random(7);
     int i = 0;
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const DType dtype : built_dtypes()) {
       for (const std::int64_t queries : {1, 6, 20, 70}) {
         if (target.kernel->name == "cpu_avx512bf16_fwd" && dtype != DType::bf16) continue;
         const auto& [heads, kv_heads] = kHeads[i++ % 3];
