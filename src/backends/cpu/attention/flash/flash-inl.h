@@ -73,7 +73,7 @@ class Task {
     if (!finish_rows<0>()) {
       run_key_tiles<kOverflowShift>({head, head + 1});
       for (int64_t r = 0; r < w_.num_rows; ++r)
-        if (is_done()[r] == 0.0f) finish_row<kOverflowShift>(r);
+        if (is_done()[r] == 0.0f) finish_row<kOverflowShift>(r, row_id(r));
     }
     if (!w_.has_key_tasks() && (w_.split_idx + 1) % kGroupSplits == 0)
       partials().merge_group(w_.num_rows);
@@ -108,8 +108,7 @@ class Task {
     const int64_t row = w_.first_row + r;
     return {w_.batch_idx, kv_head_ * group_ + row % group_, row / group_, w_.sequence};
   }
-  // To the next row.
-  void advance(RowId& id) const {
+  void advance(RowId& id) const {  // to the next row
     if (++id.head < (kv_head_ + 1) * group_) return;
     id.head -= group_;
     ++id.q_idx;
@@ -153,9 +152,10 @@ class Task {
   template <int kShift>
   bool finish_rows() {
     bool are_all_done = true;
-    for (int64_t r = 0; r < w_.num_rows; ++r) {
+    RowId id = row_id(0);
+    for (int64_t r = 0; r < w_.num_rows; ++r, advance(id)) {
       const bool is_whole = is_finite<Vec>(o() + r * x_.o_stride, x_.o_stride);
-      if (is_whole) finish_row<kShift>(r);
+      if (is_whole) finish_row<kShift>(r, id);
       is_done()[r] = is_whole ? 1.0f : 0.0f;
       are_all_done = are_all_done && is_whole;
     }
@@ -163,13 +163,13 @@ class Task {
   }
 
   template <int kShift>
-  void finish_row(int64_t r) {
+  void finish_row(int64_t r, const RowId& id) {
     const float* row = o() + r * x_.o_stride;
     const double row_sum =
         kShift == 0 ? sum()[r] : std::ldexp(static_cast<double>(sum()[r]), -kShift);
     const auto normaliser = static_cast<float>(1.0 / static_cast<double>(sum()[r]));
     if (w_.plan.num_splits == 1) {
-      store_result<Vec, E>(p_, args_, row_id(r), row, normaliser, maximum()[r], row_sum);
+      store_result<Vec, E>(p_, args_, id, row, normaliser, maximum()[r], row_sum);
     } else if (row_sum != 0.0) {
       partials().of_split().merge(r, {row, normaliser, maximum()[r], static_cast<float>(row_sum)});
     }
