@@ -75,7 +75,7 @@ ON_CPU = {
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
     "session": (units("Session*:*Tiny*:Samples*:BeamSearch*"),),
-    "engine": (units("Engines*:Engine*:*RandomSchedules*:Schedules*"),),
+    "engine": (units("Engines*:Engine*:*RandomSchedules*:Schedules*"), CAPI),
     "masks": (units("VisibleKeys*"),),
     "capi": (CAPI,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),
