@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <regex>
 
 #include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
@@ -19,7 +20,8 @@ void expect_error(const Status& status, const std::vector<std::string>& parts,
                   testing::GoldenTexts& texts) {
   ASSERT_TRUE(status.has_value()) << parts[0];
   EXPECT_EQ(status->code, ErrorCode::invalid_argument) << status->message;
-  texts.add(status->message);
+  // The bytes that a call needs depend on the machine's number of CPUs.
+  texts.add(std::regex_replace(status->message, std::regex("needs [0-9]+"), "needs ..."));
   EXPECT_EQ(status->message.find(parts[0]), 0u) << status->message;
   for (const std::string& part : parts)
     EXPECT_NE(status->message.find(part), std::string::npos)
