@@ -228,8 +228,7 @@ Result<bool> Engine::compute_step() {
     end(*bad);
   else if (Status failed = compute())
     failed->code == ErrorCode::device_error ? end(*failed) : fail_step(*failed);
-  for (const std::int64_t id : ended_) active_.erase(id);
-  ended_.clear();
+  for (const std::int64_t id : std::exchange(ended_, {})) active_.erase(id);
   update_stats();
   if (failure_) return Failure(*failure_);
   return has_delivered_ || !scheduler_.chunks().empty();
