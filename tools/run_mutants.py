@@ -52,10 +52,11 @@ def units(pattern="*"):
 
 GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
 CAPI = gtest("capi", "tests/headrace_capi_tests")
+RULES = gtest("rules", "tests/conformance/headrace_rules_tests")
 ON_CPU = {
     "cpu_reference": (units("Reference*:Backward.*:*BackwardCase*"), GRID, BACKWARD),
     "cpu_flash_fwd": (GRID, CATALOGUE, BITS),
-    "cpu_flash_decode": (GRID, BITS, CATALOGUE),
+    "cpu_flash_decode": (GRID, BITS, RULES, CATALOGUE),
     "cpu_flash_bwd": (BACKWARD,),
     "cpu_softmax": (units("Softmax*"),),
     "cpu_gemm": (units("*Gemm*"),),
@@ -87,7 +88,7 @@ ALL_ON_CPU = (
     BITS,
     CATALOGUE,
     CAPI,
-    gtest("rules", "tests/conformance/headrace_rules_tests"),
+    RULES,
 )
 CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
     small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
