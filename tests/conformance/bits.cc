@@ -77,6 +77,7 @@ class BitsOfKernel {
     if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
     check_pages(name, whole);
     if (name.seed % 3 == 0) check_splits(name);
+    if (name.seed % 3 == 1) check_heads(name);
     check_decode(name);
   }
 
@@ -165,6 +166,22 @@ class BitsOfKernel {
     } else {
       ++num_pages_refused_;
     }
+  }
+
+  // Heads that one task computes together, with V of another head_dim than K.
+  void check_heads(CaseName name) {
+    const bool is_large = name.values.number(Axis::head_dim) > 128;
+    const std::pair<Axis, int> values[] = {
+        {Axis::lengths, static_cast<int>(Lengths::decode)},
+        {Axis::head_dim_v, static_cast<int>(is_large ? DimV::smaller : DimV::larger)},
+        {Axis::ragged, static_cast<int>(RaggedKind::dense)},
+        {Axis::layout, static_cast<int>(Layout::bshd)}};
+    for (const auto& [axis, value] : values)
+      name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+    Case test_case(name);
+    if (is_refused(test_case)) return;
+    check_configs(test_case,
+                  run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1));
   }
 
   // Key splits depend on the length of the sequence itself, not of the longest one.
