@@ -100,6 +100,16 @@ TEST(SparqErrors, TensorsAndOptions) {
   for (const Bad& bad : cases) expect_refused(bad, 0, texts);
 }
 
+TEST(SparqErrors, WorkspacesNameTheBytesOfTheCall) {
+  Call c(0);
+  const std::size_t bytes = sparq_workspace_bytes(c.t, c.o).value();
+  c.workspace = {&c, 1};
+  const Status status = sparq_attention(c.t, c.o, c.workspace, c.stream);
+  ASSERT_TRUE(status.has_value());
+  EXPECT_NE(status->message.find(format_text("needs {};", bytes)), std::string::npos)
+      << status->message;
+}
+
 TEST(SparqErrors, Pages) {
   testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
