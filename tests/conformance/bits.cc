@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <span>
+#include <utility>
 
 #include "conformance/slices.h"
 #include "conformance/suites.h"
@@ -58,6 +60,12 @@ Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_
   bytes.out = take_written(tensors.out).bytes;
   if (tensors.lse.rank != 0) bytes.lse = take_written(tensors.lse).bytes;
   return bytes;
+}
+
+CaseName with_values(CaseName name, std::span<const std::pair<Axis, int>> values) {
+  for (const auto& [axis, value] : values)
+    name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+  return name;
 }
 
 class BitsOfKernel {
@@ -169,23 +177,21 @@ class BitsOfKernel {
   }
 
   // Heads that one task computes together, with V of another head_dim than K.
-  void check_heads(CaseName name) {
+  void check_heads(const CaseName& name) {
     const bool is_large = name.values.number(Axis::head_dim) > 128;
     const std::pair<Axis, int> values[] = {
         {Axis::lengths, static_cast<int>(Lengths::decode)},
         {Axis::head_dim_v, static_cast<int>(is_large ? DimV::smaller : DimV::larger)},
         {Axis::ragged, static_cast<int>(RaggedKind::dense)},
         {Axis::layout, static_cast<int>(Layout::bshd)}};
-    for (const auto& [axis, value] : values)
-      name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
-    Case test_case(name);
+    Case test_case(with_values(name, values));
     if (is_refused(test_case)) return;
     check_configs(test_case,
                   run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1));
   }
 
   // Key splits depend on the length of the sequence itself, not of the longest one.
-  void check_splits(CaseName name) {
+  void check_splits(const CaseName& name) {
     const std::pair<Axis, int> values[] = {
         {Axis::lengths, static_cast<int>(Lengths::long_keys)},
         {Axis::batch, 1 + name.seed / 8 % 3},  // more than one entry
@@ -193,9 +199,7 @@ class BitsOfKernel {
         {Axis::num_splits, 2 + name.seed / 4 % 2},  // more than one split
         {Axis::dropout, 0},
         {Axis::strict_rows, 0}};
-    for (const auto& [axis, value] : values)
-      name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
-    Case test_case(name);
+    Case test_case(with_values(name, values));
     if (is_refused(test_case)) {
       ++num_splits_refused_;  // some kernels do not split keys
       return;

@@ -58,7 +58,7 @@ inline void store_result(const Problem& p, const AttentionArgs& args, const RowI
   if (row_sum == 0.0) {  // no visible key, or every score is -inf: the row is empty
     o_row = nullptr;
   } else {
-    // The logarithm of every row would be a tenth of a call of few keys.
+    // Nothing else reads lse, and with few keys the logarithm of each row counts.
     if (p.has_sinks || args.lse.data != nullptr) lse = row_maximum + std::log(row_sum);
     if (p.has_sinks) add_sink(args.sinks[id.head * args.sinks_stride], lse, share);
     if (has_dropout(p)) share *= 65536.0 / dropout_keep_threshold(p.dropout_p);
