@@ -349,5 +349,48 @@ TEST(Select, WorkspacesOfExtremeProblemsAreExactOrRefused) {
   }
 }
 
+// The kernel of a Hopper GPU for 300 queries over pages or over keys beyond seqused_k.
+std::string prefill_kernel(Problem p, bool has_pages) {
+  p.dtype = HEADRACE_BF16;
+  p.batch = 2;
+  p.num_heads = p.num_kv_heads = 4;
+  p.seqlen_q = p.seqlen_k = 300;
+  p.has_seqused_k = 1;
+  if (has_pages) p.page_size = 16, p.num_pages = 50, p.max_pages = 19;
+  const auto plan =
+      plan_attention(p, device_from_text("sm90:132").value(), cuda::forward_kernels());
+  return plan.ok() ? std::string(plan.value().kernel->name) : plan.failure().message;
+}
+
+// The Hopper forward has variants for features of scores, of which those with registers to spare
+// read pages and seqused_k; a general one stands in for dropout above 128.
+TEST(Select, HopperForwardTakesPagesWhereItsVariantReadsThem) {
+  if (cuda::forward_kernels().empty()) GTEST_SKIP() << "built without CUDA";
+  struct {
+    const char* feature;
+    void (*set)(Problem&);
+    std::int64_t most;  // head_dim with pages
+  } const rows[] = {
+      {"none", [](Problem&) {}, 256},
+      {"alibi", [](Problem& p) { p.has_alibi = 1; }, 256},
+      {"bias", [](Problem& p) { p.bias_dtype = HEADRACE_BF16; }, 256},
+      {"dropout", [](Problem& p) { p.dropout_p = 0.5; }, 128},
+      {"softcap", [](Problem& p) { p.softcap = 30; }, 0},
+      {"mask", [](Problem& p) { p.has_mask = 1; }, 0},
+      {"alibi and dropout", [](Problem& p) { p.has_alibi = 1, p.dropout_p = 0.5; }, 0},
+      {"scarce dropout", [](Problem& p) { p.dropout_p = 1e-6; }, 0},
+  };
+  for (const auto& row : rows)
+    for (std::int64_t head_dim = 8; head_dim <= 264; head_dim += 8)
+      for (const bool has_pages : {false, true}) {
+        Problem p = problem_of(head_dim);
+        row.set(p);
+        EXPECT_EQ(prefill_kernel(p, has_pages), head_dim <= row.most ? "cuda_sm90_fwd"
+                                                : head_dim <= 256    ? "cuda_sm80_fwd"
+                                                                     : "cuda_simple")
+            << row.feature << ", head_dim " << head_dim << (has_pages ? ", pages" : "");
+      }
+}
+
 }  // namespace
 }  // namespace headrace

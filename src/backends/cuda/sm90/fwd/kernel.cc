@@ -98,9 +98,12 @@ const Variant* variant_of(const Problem& p, std::int32_t tile_m = 0) {
 
 std::string refused_layout(const Problem& p) {
   if (has_pages(p) && p.num_pages == 0) return "there are no pages";
-  if ((has_pages(p) || p.has_seqused_k) && !reads_pages(score_mod_of(p)))
-    return "takes no pages and no seqused_k with softcap, masks or several features of scores";
-  return refused_operands(p, variant_of(p) != nullptr);
+  const Variant* variant = variant_of(p);
+  // Dropout above head_dim 128 has a general kernel: what counts is the variant, not the feature.
+  if (variant != nullptr && (has_pages(p) || p.has_seqused_k) && !reads_pages(variant->scores))
+    return "takes no pages and no seqused_k with softcap, masks, several features of scores, or "
+           "dropout of a head_dim above 128";
+  return refused_operands(p, variant != nullptr);
 }
 
 std::string refused_scores(const Problem& p) {
