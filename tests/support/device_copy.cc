@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention/forward.h"
@@ -73,10 +74,13 @@ class Arena {
     cudaFree(device_);
     cudaFreeHost(host_);
     device_ = host_ = nullptr;
-    bytes_ = std::max(bytes, 2 * bytes_);
-    if (Status bad = cuda::cuda_status(cudaMalloc(&device_, bytes_), "allocating {} bytes", bytes_))
+    const std::size_t wanted = std::max(bytes, 2 * std::exchange(bytes_, 0));
+    if (Status bad = cuda::cuda_status(cudaMalloc(&device_, wanted), "allocating {} bytes", wanted))
       return bad;
-    return cuda::cuda_status(cudaMallocHost(&host_, bytes_), "pinning {} bytes", bytes_);
+    if (Status bad = cuda::cuda_status(cudaMallocHost(&host_, wanted), "pinning {} bytes", wanted))
+      return bad;
+    bytes_ = wanted;
+    return std::nullopt;
   }
   unsigned char* device() const { return static_cast<unsigned char*>(device_); }
   unsigned char* host() const { return static_cast<unsigned char*>(host_); }
