@@ -53,25 +53,67 @@ struct Bits {
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
-// `num_units`: of the GPU that the plan is made for; 0: of this one.
-Bits run(AttentionTensors t, const AttentionOptions& options, std::uint32_t num_units = 0) {
-  const std::int64_t rows = t.q.shape[0] * t.q.shape[1] * t.q.shape[2];
-  const auto dtype = static_cast<DType>(t.q.dtype);
-  const OnDevice<unsigned char> out(std::vector<unsigned char>(
-      static_cast<std::size_t>(rows * t.q.shape[3]) * bytes_of(dtype), 0xFF));
-  const OnDevice<float> lse(std::vector<float>(static_cast<std::size_t>(rows), -1));
-  t.out = TensorView(out.data(), dtype, {t.q.shape[0], t.q.shape[1], t.q.shape[2], t.q.shape[3]});
-  t.lse = TensorView(lse.data(), DType::f32, {t.q.shape[0], t.q.shape[1], t.q.shape[2]});
-  t.lse = *t.lse.permute({0, 2, 1});
-  t.out.device_type = t.lse.device_type = HEADRACE_CUDA;
-  DeviceInfo device = cuda_info(0);
-  if (num_units > 0) device.num_units = num_units;
-  const Plan plan = plan_attention(Problem(t, options), device);
-  EXPECT_STREQ(plan.kernel(), kName) << plan.explain();
-  const OnDevice<unsigned char> workspace(
-      std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
-  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-  return {out.read(), lse.read()};
+// A call with memory of its own for out, lse and the workspace.
+class Call {
+ public:
+  // `num_units`: of the GPU that the plan is made for; 0: of this one.
+  Call(AttentionTensors t, const AttentionOptions& options, std::uint32_t num_units = 0)
+      : dtype_(static_cast<DType>(t.q.dtype)),
+        num_rows_(t.q.shape[0] * t.q.shape[1] * t.q.shape[2]),
+        out_(std::vector<unsigned char>(
+            static_cast<std::size_t>(num_rows_ * t.q.shape[3]) * bytes_of(dtype_), 0xFF)),
+        lse_(std::vector<float>(static_cast<std::size_t>(num_rows_), -1)),
+        tensors_(with_outputs(t)),
+        plan_(plan_attention(Problem(tensors_, options), device_with(num_units))),
+        workspace_(std::vector<unsigned char>(plan_.workspace_bytes() + 1, 0xFF)) {
+    EXPECT_STREQ(plan_.kernel(), kName) << plan_.explain();
+  }
+  void run(cudaStream_t stream) const {
+    plan_.run(tensors_, {workspace_.data(), plan_.workspace_bytes()}, {}, stream);
+  }
+  Bits result(cudaStream_t stream) const {
+    HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));
+    return {out_.read(), lse_.read()};
+  }
+  void poison(cudaStream_t stream) const {
+    const auto bytes = static_cast<std::size_t>(num_rows_);
+    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(lse_.data(), 0xFF, bytes * sizeof(float), stream));
+    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(
+        out_.data(), 0xFF, bytes * static_cast<std::size_t>(tensors_.q.shape[3]) * bytes_of(dtype_),
+        stream));
+  }
+  TunedCall tune(const TuneOptions& options) const {
+    return Tuning(cuda_info(0)).tune(plan_, tensors_, options);
+  }
+
+ private:
+  AttentionTensors with_outputs(AttentionTensors t) const {
+    const auto& shape = t.q.shape;
+    t.out = TensorView(out_.data(), dtype_, {shape[0], shape[1], shape[2], shape[3]});
+    t.lse = TensorView(lse_.data(), DType::f32, {shape[0], shape[1], shape[2]});
+    t.lse = *t.lse.permute({0, 2, 1});
+    t.out.device_type = t.lse.device_type = HEADRACE_CUDA;
+    return t;
+  }
+  static DeviceInfo device_with(std::uint32_t num_units) {
+    DeviceInfo device = cuda_info(0);
+    if (num_units > 0) device.num_units = num_units;
+    return device;
+  }
+
+  const DType dtype_;
+  const std::int64_t num_rows_;
+  OnDevice<unsigned char> out_;
+  OnDevice<float> lse_;
+  const AttentionTensors tensors_;
+  const Plan plan_;
+  OnDevice<unsigned char> workspace_;
+};
+
+Bits run(const AttentionTensors& t, const AttentionOptions& options, std::uint32_t num_units = 0) {
+  const Call call(t, options, num_units);
+  call.run(nullptr);
+  return call.result(nullptr);
 }
 
 // Of entry b and query i, out of [batch][queries][heads] rows.
@@ -108,6 +150,17 @@ TEST_P(DecodeBits, DoNotDependOnTheItemsOfWork) {
         EXPECT_EQ(run(inputs.all(), options, num_units), expected)
             << num_units << " units, causal " << static_cast<int>(causal) << ", window " << window;
     }
+}
+
+// Clusters of each size, runs of each length and equal shares, also where the plan takes none of
+// them: with a window, they begin anywhere in a chunk.
+TEST_P(DecodeBits, TunedChoicesGiveTheSameBits) {
+  const Inputs inputs(GetParam());
+  for (const std::int64_t window : {-1, 70, 600, 9000}) {
+    SCOPED_TRACE("window " + std::to_string(window));
+    Call call(inputs.all(), {.causal = Causal::bottom_right, .window_left = window});
+    expect_tuning_keeps_bits(call);
+  }
 }
 
 TEST_P(DecodeBits, AreThoseOfTheSequenceAlone) {

@@ -85,7 +85,7 @@ void expect_streams_apart(Call& one, Call& other) {
 template <class Call>
 void expect_tuning_keeps_bits(Call& call) {
   call.run(nullptr);
-  const std::vector<unsigned char> own = call.result(nullptr);
+  const auto own = call.result(nullptr);
   int num_calls = 0;
   const TunedCall tuned =
       call.tune({.num_rounds = 1, .round_seconds = 0, .before_call = [&](void* stream) {
