@@ -14,6 +14,7 @@ import fnmatch
 import io
 import os
 import pathlib
+import queue
 import re
 import subprocess
 import sys
@@ -154,19 +155,31 @@ def build_mutant(build, tree, mutant, folder, gpu):
 
 def build_all(root, args, mutants, progress):
     build = Build(args.release.resolve())
-    tree = Tree(root, root / "build" / "mutants" / "gpu" / "tree", "none", [], [])
+    trees = queue.SimpleQueue()  # one for each mutant that is being built
+    for job in range(args.jobs):
+        trees.put(Tree(root, root / "build" / "mutants" / "gpu" / f"tree{job}", "none", [], []))
     for output in (*PROGRAMS, build.library):
         if wrong := build.link(output, [], args.folder / BASE):
             raise RuntimeError(f"{output} cannot be linked: {wrong}")
+
+    def build_one(mutant):
+        started, tree = time.monotonic(), trees.get()
+        try:
+            return mutant, build_mutant(build, tree, mutant, args.folder, args.gpu), time.monotonic() - started
+        finally:
+            trees.put(tree)
+
     progress.start(len(mutants))
-    for mutant in mutants:
-        progress.show(mutant.name)
-        started = time.monotonic()
-        if wrong := build_mutant(build, tree, mutant, args.folder, args.gpu):
-            raise RuntimeError(f"{mutant.name}: {wrong}")
-        progress.finish_one()
-        progress.say(f"[{progress.done}/{progress.total}] {mutant.name}: {len(build.objects(mutant))} objects, "
-                     f"{time.monotonic() - started:.0f} s")
+    bad = []
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(build_one, mutant) for mutant in mutants]):
+            mutant, wrong, seconds = done.result()
+            progress.finish_one()
+            progress.say(f"[{progress.done}/{progress.total}] {mutant.name}: {len(build.objects(mutant))} objects, "
+                         f"{seconds:.0f} s{', ' + wrong if wrong else ''}")
+            bad += [f"{mutant.name}: {wrong}"] if wrong else []
+    if bad:
+        raise RuntimeError("\n".join(bad))
     return 0
 
 
@@ -281,7 +294,7 @@ def main():
     release = pathlib.Path("build/release")
     parser.add_argument("--release", type=pathlib.Path, default=release, help="build: a finished build")
     parser.add_argument("--gpu", default="sm_90a", help="build: what mutants are compiled for")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="test: programs at once")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="mutants at once")
     parser.add_argument("--limit", type=float, default=1800, help="test: the most seconds of a program")
     parser.add_argument("--format", choices=FORMS, default="text", help="test: of the table")
     args = parser.parse_args()
