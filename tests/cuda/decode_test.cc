@@ -76,11 +76,10 @@ class Call {
     return {out_.read(), lse_.read()};
   }
   void poison(cudaStream_t stream) const {
-    const auto bytes = static_cast<std::size_t>(num_rows_);
-    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(lse_.data(), 0xFF, bytes * sizeof(float), stream));
-    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(
-        out_.data(), 0xFF, bytes * static_cast<std::size_t>(tensors_.q.shape[3]) * bytes_of(dtype_),
-        stream));
+    const auto rows = static_cast<std::size_t>(num_rows_);
+    const std::size_t row_bytes = static_cast<std::size_t>(tensors_.q.shape[3]) * bytes_of(dtype_);
+    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(lse_.data(), 0xFF, rows * sizeof(float), stream));
+    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(out_.data(), 0xFF, rows * row_bytes, stream));
   }
   TunedCall tune(const TuneOptions& options) const {
     return Tuning(cuda_info(0)).tune(plan_, tensors_, options);
