@@ -52,7 +52,7 @@ UNITS = {
     "cuda_sm80_codes": ["sm80/codes/bf16_hd64", "sm80/codes/bf16_hd128"],
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_sparq": ["sparq/scores", "sparq/attend", "sparq/append"],
-    "cuda_gemm": ["gemm/stream"],
+    "cuda_gemm": ["gemm/stream", "gemm/tiles", "gemm/wide_bf16", "gemm/wide_f16"],
     "cuda_executor": [],  # of the host: all that a mutant changes
     "cuda_backward_rows": ["common/bwd_preprocess"],
     "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/postprocess", "sm90/bwd/hd64_fixed",

@@ -1,6 +1,8 @@
 // Writes elements of out.
 #pragma once
 
+#include <algorithm>
+
 #include "backends/cuda/gemm/params.h"
 #include "backends/cuda/sm90/element.cuh"
 
@@ -72,33 +74,43 @@ __device__ __forceinline__ void apply_swiglu(float (&d)[kRows / 2]) {
   for (int i = 0; i < kRows / 4; ++i) d[i] = swiglu(d[i], d[i + kRows / 4]);
 }
 
-// Rows that are aligned and whole groups of 8. Four groups are transposed, so that a thread has one
-// of them: 16 bytes.
-template <class Element, int kRows>
-__device__ __forceinline__ void store_groups(const Output& out, const float (&d)[kRows / 2],
-                                             std::int64_t at, bool has_token, int half, int exist,
-                                             int group) {
-  const int t = static_cast<int>(threadIdx.x) & 3;
-  const bool is_mine = has_token && 8 * (group + t) < exist;
-  auto* to = reinterpret_cast<uint4*>(static_cast<typename Element::Stored*>(out.data) + at +
-                                      8 * (group + t));
-  u32 w[4] = {};
-  if (out.adds != 0) {
-    uint4 old{};
-    if (is_mine) old = *to;
-    w[0] = old.x, w[1] = old.y, w[2] = old.z, w[3] = old.w;
-    transpose_quad(w);
+// Rows of out that are aligned and whole groups of 8. Groups of a quad are transposed four at a
+// time, so that a thread has one of them: 16 bytes.
+template <class Element>
+struct OutGroups {
+  const Output& out;
+  std::int64_t at;  // of the first row
+  bool has_token;
+  int exist;  // rows
+
+  __device__ __forceinline__ int mine(int group) const {
+    return 8 * (group + (static_cast<int>(threadIdx.x) & 3));
   }
+  __device__ __forceinline__ bool has(int group) const { return has_token && mine(group) < exist; }
+  __device__ __forceinline__ uint4* address(int group) const {
+    return reinterpret_cast<uint4*>(static_cast<typename Element::Stored*>(out.data) + at +
+                                    mine(group));
+  }
+  __device__ __forceinline__ uint4 load(int group) const {
+    return has(group) ? *address(group) : uint4{};
+  }
+  // d: four numbers of each group, those of this token from `first` on. old: what load() gave.
+  template <int kCount>
+  __device__ __forceinline__ void store(int group, const float (&d)[kCount], int first,
+                                        uint4 old) const {
+    u32 w[4] = {old.x, old.y, old.z, old.w};
+    if (out.adds != 0) transpose_quad(w);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int j = 4 * (group + i) + 2 * half;
-    const float2 old = Element::unpack(w[i]);
-    w[i] = out.adds != 0 ? Element::pack(d[j] + old.x, d[j + 1] + old.y)
-                         : Element::pack(d[j], d[j + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * (group + i) + first;
+      const float2 x = Element::unpack(w[i]);
+      w[i] =
+          out.adds != 0 ? Element::pack(d[j] + x.x, d[j + 1] + x.y) : Element::pack(d[j], d[j + 1]);
+    }
+    transpose_quad(w);
+    if (has(group)) *address(group) = uint4{w[0], w[1], w[2], w[3]};
   }
-  transpose_quad(w);
-  if (is_mine) *to = uint4{w[0], w[1], w[2], w[3]};
-}
+};
 
 // token: of this thread's first accumulator. rows: that exist in out, from first_row on.
 template <class Element, int kRows>
@@ -110,15 +122,28 @@ __device__ __forceinline__ void store_tile(const Output& out, float (&d)[kRows /
   if (is_paired) apply_swiglu<kRows>(d);
   const bool is_whole = out.is_float == 0 && exist % 8 == 0 && first_row % 8 == 0 &&
                         out.stride % 8 == 0 && reinterpret_cast<u64>(out.data) % 16 == 0;
+  const auto groups_of = [&](int half) {
+    return OutGroups<Element>{.out = out,
+                              .at = (token + 8 * half) * out.stride + first_row,
+                              .has_token = token + 8 * half < num_tokens,
+                              .exist = exist};
+  };
+  // All are loaded before the first is stored: a tile waits for memory once.
+  uint4 old[2][std::max(kRows / 32, 1)] = {};
+  if (is_whole && out.adds != 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kRows / 32; ++i) old[half][i] = groups_of(half).load(4 * i);
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool has_token = token + 8 * half < num_tokens;
-    const std::int64_t at = (token + 8 * half) * out.stride + first_row;
+    const OutGroups<Element> groups = groups_of(half);
 #pragma unroll
     for (int group = 0; group < kRows / 8; group += 4) {
       if (8 * group >= exist) break;  // in all threads
       if (is_whole && group + 4 <= kRows / 8) {
-        store_groups<Element, kRows>(out, d, at, has_token, half, exist, group);
+        groups.store(group, d, 2 * half, old[half][group / 4]);
         continue;
       }
 #pragma unroll
@@ -126,7 +151,8 @@ __device__ __forceinline__ void store_tile(const Output& out, float (&d)[kRows /
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int row = 8 * j + 2 * (static_cast<int>(threadIdx.x) & 3) + i;
-          if (has_token && row < exist) store<Element>(out, at + row, d[4 * j + 2 * half + i]);
+          if (groups.has_token && row < exist)
+            store<Element>(out, groups.at + row, d[4 * j + 2 * half + i]);
         }
     }
   }

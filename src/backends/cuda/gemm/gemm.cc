@@ -69,15 +69,18 @@ Status encode(const Product& p, const void* data, std::int64_t rows, std::int64_
   return encode_tensor_map(spec, data, strides, map);
 }
 
-// tile_rows: of a tile, which has as many of gate as of up.
-Status encode(const Product& p, int tile_rows, int box_tokens, L2Promotion promotion,
+Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promotion,
               gemm::Maps& maps) {
-  const int box_rows = p.has_swiglu ? tile_rows / 2 : tile_rows;
   for (std::size_t i = 0; i < p.matrices.size(); ++i)
     HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box_rows, promotion,
                         maps.w[i]));
   if (p.norm.weight != nullptr) return std::nullopt;  // read without TMA
   return encode(p, p.x, p.num_tokens, p.x_stride, box_tokens, promotion, maps.x);
+}
+
+// Rows of a box for a CTA that loads whole tiles, which have as many rows of gate as of up.
+int rows_of_box(const Product& p, int tile_rows) {
+  return p.has_swiglu ? tile_rows / 2 : tile_rows;
 }
 
 Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
@@ -95,7 +98,8 @@ Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
       .columns = static_cast<std::int32_t>(p.columns),
       .norm_pitch = static_cast<std::int32_t>(gemm::norm_pitch(p.columns))};
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, gemm::kStreamTileRows, tokens, L2Promotion::bytes_128, maps));
+  HEADRACE_TRY(
+      encode(p, rows_of_box(p, gemm::kStreamTileRows), tokens, L2Promotion::bytes_128, maps));
   return gemm::launch_stream({params, maps, p.dtype, stream});
 }
 
@@ -106,30 +110,19 @@ Status run_wide(const Product& p, const DeviceInfo& device, Stream stream) {
                                 .plan = plan,
                                 .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, plan.rows, plan.box_tokens, L2Promotion::bytes_128, maps));
+  HEADRACE_TRY(encode(p, rows_of_box(p, plan.rows), plan.box_tokens, L2Promotion::bytes_128, maps));
   const gemm::WideCall call{params, maps, stream};
   return p.dtype == DType::bf16 ? gemm::launch_wide_bf16(call) : gemm::launch_wide_f16(call);
 }
 
-// The largest tiles that give every multiprocessor one.
-int tile_rows(const Product& p, int token_tiles, int num_units) {
-  for (const int rows : {256, 128})
-    if (gemm::RowTiles::of(p, rows).count >= ceil_div(num_units, token_tiles)) return rows;
-  return 64;
-}
-
 Status run_tiles(const Product& p, const DeviceInfo& device, Stream stream) {
-  const int token_tiles = static_cast<int>(ceil_div<std::int64_t>(p.num_tokens, gemm::kTileTokens));
-  const int rows = tile_rows(p, token_tiles, device.num_units);
-  const gemm::TileParams params{.tiles = gemm::RowTiles::of(p, rows),
-                                .out = gemm::Output::of(p),
-                                .num_tokens = static_cast<std::int32_t>(p.num_tokens),
-                                .num_token_tiles = token_tiles,
-                                .num_stage_loads = static_cast<std::int32_t>(
-                                    ceil_div<std::int64_t>(p.columns, gemm::kTileColumns))};
+  const gemm::TileShape shape = gemm::choose_tile_shape(p, device.num_units);
+  const auto params = gemm::TileParams::of(p, shape);
+  // A CTA loads half of the rows of a tile: those of gate or of up, or half of those of a matrix.
+  const int box_rows = shape.rows / gemm::kTileCluster;
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, rows, gemm::kTileTokens, L2Promotion::bytes_256, maps));
-  return gemm::launch_tiles({params, maps, p.dtype, rows, device.num_units, stream});
+  HEADRACE_TRY(encode(p, box_rows, shape.tokens(), L2Promotion::bytes_256, maps));
+  return gemm::launch_tiles({params, maps, p.dtype, shape, device.num_units, stream});
 }
 
 Status run_portable(const Product& p, Stream stream) {

@@ -50,7 +50,7 @@ struct Output {
   std::int32_t is_float, adds;
   std::int32_t rows_of_gate;  // SwiGLU: before those of up in bias
 
-  static Output of(const Product& p) {
+  static constexpr Output of(const Product& p) {
     return {.data = p.out,
             .stride = p.out_stride,
             .bias = p.bias,

@@ -18,12 +18,18 @@ struct StageRing {
 
   __device__ u32 full() const { return barriers + static_cast<u32>(16 * stage); }
   __device__ u32 empty() const { return full() + 8; }
+  __device__ u32 empty(int of) const { return barriers + static_cast<u32>(16 * of + 8); }
   __device__ u32 data() const { return base + static_cast<u32>(stage * stage_bytes); }
   __device__ void next() {
     if (++stage == num_stages) {
       stage = 0;
       parity ^= 1;
     }
+  }
+  __device__ void skip(int count) {
+    const int at = stage + count;
+    stage = at % num_stages;
+    parity ^= static_cast<u32>(at / num_stages & 1);
   }
   // In one thread, before a barrier of the CTA.
   __device__ void init_barriers(u32 full_arrivals, u32 empty_arrivals) const {
@@ -48,14 +54,13 @@ __device__ __forceinline__ void load_tile(const RowTiles& tiles, const Maps& map
 }
 
 // d = A B^T over `count` stages of 64 columns, by a warpgroup: 64 rows of A at `a` and kRowsOfB
-// rows of B at `b`, bytes from the beginning of a stage. A stage is released when its products are
-// complete, beside those of the next.
-template <class Element, int kRowsOfB>
+// rows of B at `b`, bytes from the beginning of a stage. A stage's products are complete, so that
+// release(stage) may let it be loaded again, beside those of the next. issued(): behind the last.
+template <class Element, int kRowsOfB, class Release, class Issued>
 __device__ __forceinline__ void sum_stages(float (&d)[kRowsOfB / 2], StageRing& ring, int count,
-                                           int a, int b) {
+                                           int a, int b, Release release, Issued issued) {
   using Mma = WgmmaM64K16<typename Element::Operand, kRowsOfB>;
-  const bool arrives = (threadIdx.x & 127) == 0;
-  u32 before = 0;  // the barrier that releases the stage before
+  int before = 0;
   for (int i = 0; i < count; ++i, ring.next()) {
     mbarrier_wait(ring.full(), ring.parity);
     const u64 a_stage = wgmma_descriptor(ring.data() + static_cast<u32>(a), 16);
@@ -67,14 +72,15 @@ __device__ __forceinline__ void sum_stages(float (&d)[kRowsOfB / 2], StageRing& 
       Mma::template ss<Major::k>(d, wgmma_descriptor_advance(a_stage, step * 32),
                                  wgmma_descriptor_advance(b_stage, step * 32), i + step > 0);
     wgmma_commit_group();
+    if (i + 1 == count) issued();
     wgmma_wait_group<1>();
     warpgroup_fence_operand(d);
-    if (i > 0 && arrives) mbarrier_arrive(before);
-    before = ring.empty();
+    if (i > 0) release(before);
+    before = ring.stage;
   }
   wgmma_wait_group<0>();
   warpgroup_fence_operand(d);
-  if (arrives) mbarrier_arrive(before);
+  release(before);
 }
 
 }  // namespace headrace::cuda::gemm

@@ -1,7 +1,10 @@
-// Products of many tokens on Hopper: a persistent, warp-specialized kernel. One thread loads stages
-// of x and weights by TMA, two warpgroups multiply 64 tokens each by all rows of the tile.
+// Products of many tokens on Hopper: a persistent, warp-specialized kernel of clusters of two CTAs.
+// One thread of a CTA loads stages of its x, and of half of the weights for both, by TMA; two
+// warpgroups multiply, in turns or together (TileShape).
 #pragma once
 
+#include "backends/cuda/device/cluster.cuh"
+#include "backends/cuda/device/multicast.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
 #include "backends/cuda/gemm/stages.cuh"
@@ -11,105 +14,155 @@
 namespace headrace::cuda::gemm {
 
 inline constexpr int kTileThreads = 384;
+// Named barriers of ping-pong: a warpgroup waits for its turn at its own.
+inline constexpr int kTurnBarrier = 1;
 
-template <int kRows>
-struct TilePlan {
-  static constexpr int kXBytes = kTileTokens * kSwizzleRowBytes;
-  static constexpr int kWBytes = kRows * kSwizzleRowBytes;
-  static constexpr int kStageBytes = kXBytes + kWBytes;
-  static constexpr int kStages = kRows == 256 ? 4 : kRows == 128 ? 6 : 8;
+template <TileShape kShape>
+struct TileLayout {
+  static constexpr int kXBytes = kShape.tokens() * kSwizzleRowBytes;
+  static constexpr int kHalfWBytes = kShape.rows / kTileCluster * kSwizzleRowBytes;
+  static constexpr int kStageBytes = kXBytes + kTileCluster * kHalfWBytes;
+  static constexpr int kStages = 208 * 1024 / kStageBytes;
   static constexpr unsigned kSmemBytes = kStages * kStageBytes + kStages * 16 + 1024;
   static_assert(kSmemBytes <= kSmemLimitSm90);
 };
 
-// Tiles in an order in which those that run at once share x and weights: all rows for
-// kTokenTilesAtOnce tiles of tokens, tokens fastest.
-struct TilePosition {
-  int token_tile, row_tile;
-};
-__device__ __forceinline__ TilePosition position_of(const TileParams& p, int tile) {
-  const int per_band = kTokenTilesAtOnce * p.tiles.count;
-  const int band = tile / per_band, rest = tile - band * per_band;
-  const int first = band * kTokenTilesAtOnce;
-  const int width = min(kTokenTilesAtOnce, p.num_token_tiles - first);
-  return {first + rest % width, rest / width};
-}
+// What of a launch a CTA computes: tiles i, i + stride, ... of its cluster.
+struct TileWalk {
+  const TileParams& p;
+  int rank, first, stride, count;
 
-template <int kRows>
-__device__ void load_tiles(const TileParams& p, const Maps& maps, StageRing ring) {
-  const int count = p.tiles.count * p.num_token_tiles;
+  __device__ explicit TileWalk(const TileParams& params)
+      : p(params),
+        rank(static_cast<int>(cluster_rank())),
+        first(static_cast<int>(blockIdx.x) / kTileCluster),
+        stride(static_cast<int>(gridDim.x) / kTileCluster),
+        count(params.tiles.count * params.num_token_tiles) {}
+
+  struct Position {
+    int token;  // the first of this CTA
+    int matrix, row;
+  };
+  // Tiles that run at once share x and weights: all rows for token_tiles_at_once, tokens fastest.
+  template <TileShape kShape>
+  __device__ Position position_of(int tile) const {
+    const int per_band = p.token_tiles_at_once * p.tiles.count;
+    const int band = tile / per_band, rest = tile - band * per_band;
+    const int first_of_band = band * p.token_tiles_at_once;
+    const int width = min(p.token_tiles_at_once, p.num_token_tiles - first_of_band);
+    const int row_tile = rest / width, matrix = p.tiles.matrix_of(row_tile);
+    return {(first_of_band + rest % width) * kShape.cluster_tokens() + rank * kShape.tokens(),
+            matrix, p.tiles.row_of(row_tile, matrix, kShape.rows)};
+  }
+};
+
+template <TileShape kShape>
+__device__ void load_tiles(const TileWalk& walk, const Maps& maps, StageRing ring) {
+  using Layout = TileLayout<kShape>;
+  const bool is_paired = walk.p.tiles.is_paired != 0;
   griddep_wait();
-  for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
-    const TilePosition at = position_of(p, tile);
-    for (int i = 0; i < p.num_stage_loads; ++i, ring.next()) {
+  for (int tile = walk.first; tile < walk.count; tile += walk.stride) {
+    const auto at = walk.position_of<kShape>(tile);
+    // This CTA's half of the weights: gate or up, or half of the rows.
+    const TensorMap* w = &maps.w[is_paired ? walk.rank : at.matrix];
+    const int row = is_paired ? at.row : at.row + walk.rank * (kShape.rows / kTileCluster);
+    const u32 to = static_cast<u32>(Layout::kXBytes + walk.rank * Layout::kHalfWBytes);
+    for (int i = 0; i < walk.p.num_stage_loads; ++i, ring.next()) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(ring.full(), TilePlan<kRows>::kStageBytes);
+      mbarrier_arrive_expect_tx(ring.full(), Layout::kStageBytes);
       cp_async_bulk_tensor_load(ring.data(), &maps.x, ring.full(), kEvictNormal, i * kTileColumns,
-                                at.token_tile * kTileTokens);
-      load_tile<kRows>(p.tiles, maps, at.row_tile, i * kTileColumns,
-                       ring.data() + TilePlan<kRows>::kXBytes, ring.full(), kEvictNormal);
+                                at.token);
+      cp_async_bulk_tensor_multicast(ring.data() + to, w, ring.full(), kEvictNormal,
+                                     (1 << kTileCluster) - 1, i * kTileColumns, row);
     }
   }
 }
 
-template <class Element, int kRows>
-__device__ void multiply_tiles(const TileParams& p, StageRing ring, int group) {
-  const int count = p.tiles.count * p.num_token_tiles;
-  for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
-    float d[kRows / 2];
-    sum_stages<Element, kRows>(d, ring, p.num_stage_loads, group * 64 * kSwizzleRowBytes,
-                               TilePlan<kRows>::kXBytes);
+template <class Element, TileShape kShape>
+__device__ void multiply_tiles(const TileWalk& walk, StageRing ring, int group) {
+  constexpr bool kIsPingPong = kShape.is_ping_pong;
+  const TileParams& p = walk.p;
+  const int thread = static_cast<int>(threadIdx.x) & 127;
+  const int first_token = kIsPingPong ? 0 : group * 64;
+  // Both CTAs load what a warpgroup has read. The first threads of two warps tell one each.
+  const u32 empty = cluster_address(ring.empty(0), static_cast<u32>(thread / 32 % kTileCluster));
+  const auto release = [&](int stage) {
+    if (thread == 0 || thread == 32) mbarrier_arrive_cluster(empty + static_cast<u32>(16 * stage));
+  };
+  int tile = walk.first;
+  if (kIsPingPong && group == 1) {
+    bar_arrive(kTurnBarrier, 256);
+    tile += walk.stride;
+    ring.skip(p.num_stage_loads);
+  }
+  for (; tile < walk.count; tile += kIsPingPong ? 2 * walk.stride : walk.stride) {
+    float d[kShape.rows / 2];
+    if constexpr (kIsPingPong) bar_sync(kTurnBarrier + group, 256);
+    sum_stages<Element, kShape.rows>(d, ring, p.num_stage_loads, first_token * kSwizzleRowBytes,
+                                     TileLayout<kShape>::kXBytes, release, [&] {
+                                       if (kIsPingPong && tile + walk.stride < walk.count)
+                                         bar_arrive(kTurnBarrier + (group ^ 1), 256);
+                                     });
+    if constexpr (kIsPingPong) ring.skip(p.num_stage_loads);
 
-    const TilePosition at = position_of(p, tile);
-    const int matrix = p.tiles.matrix_of(at.row_tile);
-    const int row = p.tiles.row_of(at.row_tile, matrix, kRows);
-    const int thread = static_cast<int>(threadIdx.x) & 127;
-    const int token = at.token_tile * kTileTokens + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-    store_tile<Element, kRows>(p.out, d, p.tiles.is_paired != 0, token, p.num_tokens,
-                               p.tiles.first_row[matrix] + row, p.tiles.rows[matrix] - row);
+    const auto at = walk.position_of<kShape>(tile);
+    store_tile<Element, kShape.rows>(p.out, d, p.tiles.is_paired != 0,
+                                     at.token + first_token + thread / 32 * 16 + thread % 32 / 4,
+                                     p.num_tokens, p.tiles.first_row[at.matrix] + at.row,
+                                     p.tiles.rows[at.matrix] - at.row);
   }
 }
 
-template <class Element, int kRows>
+// kIndex: of kTileShapes; nvcc takes no class as a kernel's template argument.
+template <class Element, int kIndex>
 __global__ void __launch_bounds__(kTileThreads, 1)
     tiles(const __grid_constant__ TileParams p, const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Plan = TilePlan<kRows>;
+  constexpr TileShape kShape = kTileShapes[kIndex];
+  using Layout = TileLayout<kShape>;
   extern __shared__ unsigned char smem_raw[];
   StageRing ring{.base = (smem_address(smem_raw) + 1023) & ~1023u,
                  .barriers = 0,
-                 .stage_bytes = Plan::kStageBytes,
-                 .num_stages = Plan::kStages};
-  ring.barriers = ring.base + Plan::kStages * Plan::kStageBytes;
+                 .stage_bytes = Layout::kStageBytes,
+                 .num_stages = Layout::kStages};
+  ring.barriers = ring.base + Layout::kStages * Layout::kStageBytes;
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
-  // Arrivals of the loading thread, and of both warpgroups that multiply.
-  if (threadIdx.x == 0) ring.init_barriers(1, 2);
+  // Arrivals of the loading thread, and of the warpgroups of both CTAs that read a stage.
+  if (threadIdx.x == 0) ring.init_barriers(1, kTileCluster * (kShape.is_ping_pong ? 1 : 2));
   __syncthreads();
+  cluster_arrive();
+  cluster_wait();
   griddep_launch_dependents();
+  const TileWalk walk(p);
   if (group == 0) {
     setmaxnreg_dec<24>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
-    if (warp == 0 && elect_sync()) load_tiles<kRows>(p, maps, ring);
-    return;
+    if (warp == 0 && elect_sync()) load_tiles<kShape>(walk, maps, ring);
+  } else {
+    setmaxnreg_inc<240>();
+    griddep_wait();
+    multiply_tiles<Element, kShape>(walk, ring, group - 1);
   }
-  setmaxnreg_inc<240>();
-  griddep_wait();
-  multiply_tiles<Element, kRows>(p, ring, group - 1);
+  // The other CTA loads into this one, and arrives here.
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
 #endif
 }
 
-template <class Element, int kRows>
+template <class Element, int kIndex>
 Status launch_variant(const char* name, const TileCall& call) {
-  const std::int64_t count = std::int64_t{call.params.tiles.count} * call.params.num_token_tiles;
-  const LaunchShape shape{
-      .name = name,
-      .grid = dim3(static_cast<unsigned>(count < call.num_units ? count : call.num_units)),
-      .block = dim3(kTileThreads),
-      .smem_bytes = TilePlan<kRows>::kSmemBytes,
-      .use_pdl = true};
+  const std::int64_t clusters =
+      std::min<std::int64_t>(call.params.count(), std::max(call.num_units / kTileCluster, 1));
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(kTileCluster * clusters)),
+                          .block = dim3(kTileThreads),
+                          .smem_bytes = TileLayout<kTileShapes[kIndex]>::kSmemBytes,
+                          .cluster = kTileCluster,
+                          .use_pdl = true};
   static AllowedSmem allowed;
-  HEADRACE_TRY(allow_smem(shape, tiles<Element, kRows>, allowed));
-  return launch(shape, static_cast<cudaStream_t>(call.stream), tiles<Element, kRows>, call.params,
+  HEADRACE_TRY(allow_smem(shape, tiles<Element, kIndex>, allowed));
+  return launch(shape, static_cast<cudaStream_t>(call.stream), tiles<Element, kIndex>, call.params,
                 call.maps);
 }
 
