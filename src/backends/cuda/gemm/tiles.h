@@ -16,8 +16,7 @@ inline constexpr int kTokensAtOnce = 2048;
 
 // What a CTA computes at a time. Ping-pong: each of its two warpgroups multiplies a tile of 64
 // tokens of its own, in turns, and writes it while the other multiplies. Cooperative: both
-// multiply 64 tokens each of one tile, so a tile takes half of the time, and its writing the
-// tensor cores'.
+// multiply one tile, 64 tokens each, and nothing is multiplied while they write it.
 struct TileShape {
   int rows;  // of weights
   bool is_ping_pong;
@@ -49,8 +48,8 @@ struct TileParams {
 };
 
 // The shape with which a product should end first: rounds of its tiles over all clusters, at the
-// rate of the shape where there are many (of the first, H200, products of the 8B shape: README.md).
-// A single round of ping-pong keeps one of the warpgroups idle.
+// rate of the shape, of the first one. A single round of ping-pong has work for one warpgroup. The
+// constants are those that lose least over 63 products on an H200 (README.md).
 constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
   constexpr double kRates[] = {1, 0.9, 0.85, 0.6};
   constexpr double kAlone = 1.15;
