@@ -1,8 +1,6 @@
 // Writes elements of out.
 #pragma once
 
-#include <algorithm>
-
 #include "backends/cuda/gemm/params.h"
 #include "backends/cuda/sm90/element.cuh"
 
@@ -129,7 +127,7 @@ __device__ __forceinline__ void store_tile(const Output& out, float (&d)[kRows /
                               .exist = exist};
   };
   // All are loaded before the first is stored: a tile waits for memory once.
-  uint4 old[2][std::max(kRows / 32, 1)] = {};
+  uint4 old[2][kRows / 32] = {};
   if (is_whole && out.adds != 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)

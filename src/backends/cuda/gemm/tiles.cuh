@@ -84,7 +84,8 @@ __device__ void multiply_tiles(const TileWalk& walk, StageRing ring, int group) 
   const TileParams& p = walk.p;
   const int thread = static_cast<int>(threadIdx.x) & 127;
   const int first_token = kIsPingPong ? 0 : group * 64;
-  // Both CTAs load what a warpgroup has read. The first threads of two warps tell one each.
+  // A stage that this warpgroup has read is loaded again by both CTAs. One thread of each of two
+  // warps arrives at the barrier of one of them.
   const u32 empty = cluster_address(ring.empty(0), static_cast<u32>(thread / 32 % kTileCluster));
   const auto release = [&](int stage) {
     if (thread == 0 || thread == 32) mbarrier_arrive_cluster(empty + static_cast<u32>(16 * stage));

@@ -47,9 +47,10 @@ struct TileParams {
   constexpr std::int64_t count() const { return std::int64_t{tiles.count} * num_token_tiles; }
 };
 
-// The shape with which a product should end first: rounds of its tiles over all clusters, at the
-// rate of the shape, of the first one. A single round of ping-pong has work for one warpgroup. The
-// constants are those that lose least over 63 products on an H200 (README.md).
+// The shape with the least predicted time: the rounds of its tiles over all clusters, times the
+// size of a tile, divided by the rate of the shape relative to the first. A single round of
+// ping-pong has work for one warpgroup and takes kAlone times as long. Both constants lose least
+// over 63 products on an H200 (README.md).
 constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
   constexpr double kRates[] = {1, 0.9, 0.85, 0.6};
   constexpr double kAlone = 1.15;
