@@ -45,6 +45,7 @@ UNITS = {
     "cuda_release_fwd": ["sm90/fwd/hd128", "sm90/fwd/hd128_bias", "sm90/fwd/hd128_dropout"],
     "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
     "cuda_release_sm80": ["sm80/fwd/bf16_hd64", "sm80/fwd/bf16_hd128"],
+    "cuda_release_gemm": ["gemm/tiles"],
     "cuda_softmax": ["softmax/f32"],
     "cuda_kv_append": ["elementwise/kv_append"],
     "cuda_sm90_decode": ["sm90/decode/hd64", "sm90/decode/hd128"],

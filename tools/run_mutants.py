@@ -126,6 +126,7 @@ ON_CUDA = {
     "cuda_release_fwd": (stress("cuda_sm90_fwd bf16 hd128"),),
     "cuda_release_bwd": (stress("cuda_sm90_bwd bf16 hd256"), stress("cuda_sm90_bwd bf16 hd128")),
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
+    "cuda_release_gemm": (stress("cuda_sm90_gemm_tiles"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
     "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
     "cuda_sm90_decode": (

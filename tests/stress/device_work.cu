@@ -106,6 +106,27 @@ __global__ void measure_kernel(const T* got, const double* exact, std::int64_t r
   }
 }
 
+// One warp per output.
+template <class T>
+__global__ void multiply_kernel(const DoubleProduct p) {
+  const T *x = static_cast<const T*>(p.x), *weights = static_cast<const T*>(p.weights);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (std::int64_t i = first_index() / 32; i < p.num_tokens * p.rows; i += index_step() / 32) {
+    const std::int64_t token = i / p.rows, row = i % p.rows;
+    const auto sum_of = [&](std::int64_t w) {
+      double sum = 0;
+      for (std::int64_t c = lane; c < p.columns; c += 32)
+        sum += to_double(x[token * p.columns + c]) * to_double(weights[w * p.columns + c]);
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      return sum + (p.bias == nullptr ? 0 : static_cast<double>(p.bias[w]));
+    };
+    double result = sum_of(row);
+    if (p.has_swiglu) result *= sum_of(p.rows + row) / (1 + exp(-result));
+    if (p.old != nullptr) result += p.old[i];
+    if (lane == 0) p.out[i] = result;
+  }
+}
+
 __global__ void load_kernel(float4* memory, std::int64_t count) {
   __shared__ float4 shared[1024];
   float4 sum = {};
@@ -177,6 +198,12 @@ void measure_rows(const void* got, DType dtype, const double* exact, std::int64_
   sum_squares_kernel<<<kCtas, kThreads, 0, stream>>>(exact, rows * dim, error);
   with_type(got, dtype, [&](const auto* x) {
     measure_kernel<<<kCtas, kThreads, 0, stream>>>(x, exact, rows, dim, error);
+  });
+}
+
+void multiply_in_double(const DoubleProduct& product, cudaStream_t stream) {
+  with_type(product.x, product.dtype, [&]<class T>(const T*) {
+    multiply_kernel<T><<<kCtas, kThreads, 0, stream>>>(product);
   });
 }
 

@@ -44,6 +44,20 @@ struct RowError {
 void measure_rows(const void* got, DType dtype, const double* exact, std::int64_t rows, int dim,
                   RowError* error, cudaStream_t stream);
 
+// out = x * weights^T + bias + old, or silu(gate) * up of the first and the second half of the
+// weights' rows, summed in double. x: [num_tokens, columns]; weights: [rows, columns], twice as
+// many rows with has_swiglu; bias and old may be null.
+struct DoubleProduct {
+  const void *x, *weights;
+  DType dtype;
+  const float* bias;
+  const double* old;  // [num_tokens, rows]
+  bool has_swiglu;
+  double* out;  // [num_tokens, rows]
+  std::int64_t num_tokens, rows, columns;
+};
+void multiply_in_double(const DoubleProduct& product, cudaStream_t stream);
+
 // Loads some multiprocessors for tens of microseconds: reads and writes `bytes` of device memory
 // and shared memory.
 void make_load(void* memory, std::size_t bytes, cudaStream_t stream);

@@ -1,12 +1,13 @@
-// headrace_stress: GPU attention kernels under stress. Repeats calls on shapes with many tiles and
-// lengths around every tile size, and compares their bits with those of the first call, and the
-// first call with the kernel in double.
+// headrace_stress: GPU kernels of attention and of products under stress. Repeats calls on shapes
+// with many tiles and lengths around every tile size, and compares their bits with those of the
+// first call, and the first call with a computation in double.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <map>
 #include <stdexcept>
+#include <variant>
 
 #include "backends/cuda/backend.h"
 #include "cli/table.h"
@@ -29,6 +30,8 @@ struct Row {
   std::string refusal;  // reason of a kernel that refused its cases
 };
 
+using AnyCell = std::variant<Cell, ProductCell>;
+
 struct Failure {
   std::string name, text;  // of a case, or of a row that ran none
   std::int64_t num_calls, num_wrong;
@@ -43,6 +46,20 @@ std::string row_name(const Cell& c) {
   if (c.feature != Feature::plain) name += format_text(" {}", name_of(c.feature));
   if (c.keys != Keys::contiguous) name += c.keys == Keys::paged ? " paged" : " shared";
   return c.is_deterministic ? name + " deterministic" : name;
+}
+
+std::vector<AnyCell> rows_named(const std::string& part) {
+  std::vector<AnyCell> cells;
+  const auto add = [&](const auto& all) {
+    for (const auto& cell : all)
+      if (row_name(cell).find(part) != std::string::npos) cells.push_back(cell);
+  };
+  add(all_cells());
+  add(product_cells());
+  return cells;
+}
+std::string name_of(const AnyCell& any) {
+  return std::visit([](const auto& cell) { return row_name(cell); }, any);
 }
 
 class Stress {
@@ -60,8 +77,8 @@ class Stress {
     return failures_.empty();
   }
   // Replays "KERNEL ... seed N" of a report.
-  bool replay(const Cell& cell, std::uint64_t seed) {
-    run_case(draw_case(cell, seed), "");
+  bool replay(const AnyCell& cell, std::uint64_t seed) {
+    run_random(cell, seed);
     print();
     return failures_.empty();
   }
@@ -75,16 +92,18 @@ class Stress {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
   void run_random() {
-    std::vector<Cell> cells;
-    for (const Cell& cell : all_cells())
-      if (is_chosen(cell)) cells.push_back(cell);
+    const std::vector<AnyCell> cells = rows_named(line_.kernel);
     const auto has_more = [&] { return elapsed() < line_.seconds && !is_over(); };
     for (std::uint64_t seed = line_.seed; has_more() && !cells.empty(); ++seed)
-      for (const Cell& cell : cells)
-        if (has_more()) run_case(draw_case(cell, seed), "");
+      for (const AnyCell& cell : cells)
+        if (has_more()) run_random(cell, seed);
+  }
+  void run_random(const AnyCell& any, std::uint64_t seed) {
+    std::visit([&](const auto& cell) { run_case(draw_case(cell, seed), ""); }, any);
   }
 
-  void run_case(const StressCase& c, const char* prefix) {
+  template <class Case>
+  void run_case(const Case& c, const char* prefix) {
     std::fprintf(stderr, "\r\033[K[%.0f s, %lld calls, %lld wrong] %s", elapsed(),
                  static_cast<long long>(total_.num_calls), static_cast<long long>(total_.num_wrong),
                  describe(c).c_str());
@@ -162,7 +181,7 @@ class Stress {
 };
 
 int run_program(int argc, char** argv) {
-  CLI::App app{"GPU attention kernels under stress: equal calls must give equal bits."};
+  CLI::App app{"GPU kernels under stress: equal calls must give equal bits."};
   CommandLine line;
   app.add_option("--seconds", line.seconds, "total time, including the named cases");
   app.add_option("--case-seconds", line.case_seconds, "time per random case, over the four modes");
@@ -183,7 +202,7 @@ int run_program(int argc, char** argv) {
       ->option_text("text|csv|json|md [text]");
   CLI11_PARSE(app, argc, argv);
   if (line.is_list) {
-    for (const Cell& cell : all_cells()) std::printf("%s\n", row_name(cell).c_str());
+    for (const AnyCell& cell : rows_named(line.kernel)) std::printf("%s\n", name_of(cell).c_str());
     return 0;
   }
   Result<int> count = cuda::num_devices();
@@ -198,8 +217,8 @@ int run_program(int argc, char** argv) {
   }
   Stress stress(line, device.value());
   if (line.replay.empty()) return stress.run() ? 0 : 1;
-  for (const Cell& cell : all_cells())
-    if (row_name(cell) == line.kernel) return stress.replay(cell, std::stoull(line.replay)) ? 0 : 1;
+  for (const AnyCell& cell : rows_named(line.kernel))
+    if (name_of(cell) == line.kernel) return stress.replay(cell, std::stoull(line.replay)) ? 0 : 1;
   std::fprintf(stderr, "--kernel %s: must be a row of --list with --replay\n", line.kernel.c_str());
   return 2;
 }

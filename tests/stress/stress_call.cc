@@ -1,8 +1,6 @@
 #include "stress/stress_call.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <stdexcept>
 
 #include "attention/forward.h"
@@ -52,33 +50,7 @@ Plan make_plan(const Problem& problem, const Kernel& kernel, const DeviceInfo& d
   return plan;
 }
 
-float largest_of(const Output& x) {
-  const auto dtype = static_cast<DType>(x.view.dtype);
-  std::vector<unsigned char> host(static_cast<std::size_t>(x.bytes));
-  require(cudaMemcpy(host.data(), x.expected.get(), host.size(), cudaMemcpyDeviceToHost),
-          "cudaMemcpy");
-  double largest = 0;
-  for (std::int64_t i = 0; i < x.rows * x.dim; ++i)
-    largest = std::max(largest, std::abs(load_as_double(dtype, host.data(), i)));
-  return static_cast<float>(largest);
-}
-
 }  // namespace
-
-void require(cudaError_t error, const char* doing) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(format_text("{}: {}", doing, cudaGetErrorName(error)));
-}
-void require(const Status& status, const char* doing) {
-  if (status) throw std::runtime_error(format_text("{}: {}", doing, status->message));
-}
-
-DeviceMemory allocate(std::int64_t bytes) {
-  void* data = nullptr;
-  // Padding, because copies may read a few bytes past an output.
-  require(cudaMalloc(&data, static_cast<std::size_t>(bytes) + 16), "cudaMalloc");
-  return DeviceMemory(data);
-}
 
 // ---- inputs
 
@@ -185,15 +157,15 @@ StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& 
   const headrace_tensor out = inputs.view(nullptr, dtype, c.num_heads, cell.head_dim_v, true);
   const headrace_tensor lse = inputs.lse_view(nullptr, lse_dtype);
   if (!cell.is_backward) {
-    add_output("out", out, cell.head_dim_v, true);
-    add_output("lse", lse, 1, true);
+    outputs_.push_back(make_output("out", out, cell.head_dim_v, true));
+    outputs_.push_back(make_output("lse", lse, 1, true));
     tensors_.out = outputs_[0].view;
     tensors_.lse = outputs_[1].view;
   } else {
     const bool is_fixed = cell.is_deterministic || std::string_view(kernel.name) == "cuda_simple";
-    add_output("dq", inputs.tensors.q, cell.head_dim, is_fixed);
-    add_output("dk", inputs.tensors.k, cell.head_dim, true);
-    add_output("dv", inputs.tensors.v, cell.head_dim_v, true);
+    outputs_.push_back(make_output("dq", inputs.tensors.q, cell.head_dim, is_fixed));
+    outputs_.push_back(make_output("dk", inputs.tensors.k, cell.head_dim, true));
+    outputs_.push_back(make_output("dv", inputs.tensors.v, cell.head_dim_v, true));
     gradients_.struct_size = sizeof gradients_;
     gradients_.dout = inputs.dout;
     gradients_.dq = outputs_[0].view;
@@ -219,17 +191,10 @@ StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& 
   for (const Plan& plan : plans_)
     workspace_bytes_ = std::max(workspace_bytes_, plan.schedule.workspace_bytes);
   workspace_ = allocate(static_cast<std::int64_t>(workspace_bytes_));
-  for (const Output& x : outputs_)
-    require(cudaMemset(x.got.get(), 0xFF, static_cast<std::size_t>(x.bytes)), "cudaMemset");
+  for (const Output& x : outputs_) poison(x);
   run(nullptr);
   require(cuda::check(device.device_id, nullptr), "the first call");
-  for (Output& x : outputs_) {
-    require(cudaMemcpy(x.expected.get(), x.got.get(), static_cast<std::size_t>(x.bytes),
-                       cudaMemcpyDeviceToDevice),
-            "cudaMemcpy");
-    require(cudaMemset(x.got.get(), 0xFF, static_cast<std::size_t>(x.bytes)), "cudaMemset");
-    if (!x.has_fixed_bits) x.largest = largest_of(x);
-  }
+  for (Output& x : outputs_) keep_as_expected(x);
   require(cudaDeviceSynchronize(), "the first call");
 }
 
@@ -249,21 +214,12 @@ void StressCall::run_forward_once(const DeviceInfo& device) {
   }
 }
 
-void StressCall::add_output(const char* name, headrace_tensor view, int dim, bool has_fixed_bits) {
-  const std::int64_t count = num_elements(view);
-  const std::int64_t bytes = bytes_of(static_cast<DType>(view.dtype), count);
-  Output x{name, view, bytes, count / dim, dim, has_fixed_bits, allocate(bytes), allocate(bytes),
-           0};
-  x.view.data = x.got.get();
-  outputs_.push_back(std::move(x));
-}
-
 void StressCall::run(cudaStream_t stream) {
   const Plan& plan = plans_[num_runs_++ % plans_.size()];
   require(headrace::run(plan, args_, {workspace_.get(), workspace_bytes_}, stream), "the call");
 }
 
-void StressCall::compare(Difference* differences, bool poisons_workspace, cudaStream_t stream) {
+void StressCall::compare(Difference* differences, bool poisons_all, cudaStream_t stream) {
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     const Output& x = outputs_[i];
     Difference* difference = differences + i;
@@ -278,46 +234,16 @@ void StressCall::compare(Difference* differences, bool poisons_workspace, cudaSt
     compare_near_and_poison(x.got.get(), x.expected.get(), dtype, x.rows * x.dim, unit,
                             0x1p-12f * x.largest, difference, stream);
   }
-  if (poisons_workspace)
+  if (poisons_all)
     require(cudaMemsetAsync(workspace_.get(), 0xFF, workspace_bytes_, stream), "cudaMemsetAsync");
 }
 
-std::string StressCall::describe(const Difference* differences) const {
-  for (std::size_t i = 0; i < outputs_.size(); ++i) {
-    if (differences[i].num_wrong == 0) continue;
-    const Output& x = outputs_[i];
-    const auto per_unit =
-        x.has_fixed_bits ? 4 / dtype_bytes(static_cast<DType>(x.view.dtype)) : std::size_t{1};
-    std::int64_t index = static_cast<std::int64_t>(differences[i].first * per_unit);
-    std::string place;
-    for (int axis = x.view.rank - 1; axis >= 0; index /= x.view.shape[axis], --axis)
-      place = format_text("{}{}{}", index % x.view.shape[axis], place.empty() ? "" : ", ", place);
-    return format_text("{} words of {} differ from the first call, the first at [{}]",
-                       differences[i].num_wrong, x.name, place);
-  }
-  return {};
-}
-
 std::string StressCall::compare_with(const StressCall& exact) const {
-  // A correct row is within a few roundings of its norm; a row that used a wrong tile is off by
-  // about its norm. The conformance suites have the sharp bounds.
-  const DType dtype = case_.cell.dtype;
-  const double limit = dtype == DType::bf16 ? 0x1p-4 : dtype == DType::f16 ? 0x1p-6 : 0x1p-12;
-  const DeviceMemory memory = allocate(sizeof(RowError));
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     const Output& x = outputs_[i];
     if (x.rows == 0 || x.dim == 1) continue;  // the lse has infinities
-    auto* error = static_cast<RowError*>(memory.get());
-    require(cudaMemset(error, 0, sizeof *error), "cudaMemset");
-    measure_rows(x.expected.get(), dtype,
-                 static_cast<const double*>(exact.outputs_[i].expected.get()), x.rows, x.dim, error,
-                 nullptr);
-    RowError host;
-    require(cudaMemcpy(&host, error, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    const auto worst = std::bit_cast<double>(static_cast<std::uint64_t>(host.worst));
-    if (!(worst <= limit))
-      return format_text("row {} of {} is off by {} of its norm, {} allowed, in the first call",
-                         host.row, x.name, worst, limit);
+    std::string text = compare_with_exact(x, exact.outputs_[i].expected.get(), case_.cell.dtype);
+    if (!text.empty()) return text;
   }
   return {};
 }

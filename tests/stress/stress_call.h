@@ -1,28 +1,15 @@
 // A case on the device: its tensors, its plan and the results of its first call.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "attention/validate.h"
 #include "core/kernel.h"
-#include "stress/device_work.h"
+#include "stress/repeated_call.h"
 #include "stress/stress_case.h"
 
 namespace headrace::testing {
-
-// Throws std::runtime_error with CUDA's error name.
-void require(cudaError_t error, const char* doing);
-void require(const Status& status, const char* doing);
-
-struct FreeOnDevice {
-  void operator()(void* data) const { cudaFree(data); }
-};
-using DeviceMemory = std::unique_ptr<void, FreeOnDevice>;
-DeviceMemory allocate(std::int64_t bytes);
 
 // The inputs of all calls of a case. With `dtype` f64 the values are those of the case's dtype.
 class Inputs {
@@ -45,21 +32,8 @@ class Inputs {
   std::vector<DeviceMemory> memory_;
 };
 
-// An output and its expected value.
-struct Output {
-  const char* name;
-  headrace_tensor view;
-  std::int64_t bytes, rows;
-  int dim;
-  bool has_fixed_bits;
-  DeviceMemory got, expected;
-  float largest;  // max |expected|, for sums in no fixed order
-};
-
-class StressCall {
+class StressCall final : public RepeatedCall {
  public:
-  static constexpr int kMostOutputs = 3;
-
   // Runs once and keeps the outputs as the expected ones. If the kernel refuses the case, refusal()
   // has the reason and nothing else may be called.
   StressCall(const StressCase& c, const Inputs& inputs, const Kernel& kernel,
@@ -67,19 +41,13 @@ class StressCall {
 
   const std::string& refusal() const { return refusal_; }
   // With the kernel's own choices or tuned ones, in turn: the bits are the same.
-  void run(cudaStream_t stream);
-  // Compares all outputs, then poisons them and optionally the workspace. differences: one per
-  // output.
-  void compare(Difference* differences, bool poisons_workspace, cudaStream_t stream);
-  const std::vector<Output>& outputs() const { return outputs_; }
-  // "65 words of out differ, the first at batch 3, row 17, head 2"; empty: none.
-  std::string describe(const Difference* differences) const;
+  void run(cudaStream_t stream) override;
+  void compare(Difference* differences, bool poisons_all, cudaStream_t stream) override;
 
   // Compares the first outputs with `exact`, a call in double; empty: no wrong row.
   std::string compare_with(const StressCall& exact) const;
 
  private:
-  void add_output(const char* name, headrace_tensor view, int dim, bool has_fixed_bits);
   void run_forward_once(const DeviceInfo& device);
 
   const StressCase& case_;
@@ -91,7 +59,6 @@ class StressCall {
   AttentionArgs args_;
   DeviceMemory workspace_;
   std::size_t workspace_bytes_ = 0;
-  std::vector<Output> outputs_;
   DeviceMemory out_, lse_;  // backward: inputs
 };
 

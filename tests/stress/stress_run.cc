@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "backends/cuda/backend.h"
+#include "stress/product_call.h"
 
 namespace headrace::testing {
 namespace {
@@ -55,17 +56,31 @@ CaseResult StressRunner::run(const StressCase& c, double seconds) {
     result.num_wrong += result.failure.empty() ? 0 : 1;
   }
   StressCall other(c, inputs, *kernel, device_);
+  repeat(call, other, c.num_calls, seconds, result);
+  return result;
+}
+
+CaseResult StressRunner::run(const ProductCase& c, double seconds) {
+  CaseResult result;
+  ProductCall call(c, device_), other(c, device_);
+  result.failure = call.compare_with_definition();
+  result.num_wrong += result.failure.empty() ? 0 : 1;
+  repeat(call, other, 0, seconds, result);
+  return result;
+}
+
+void StressRunner::repeat(RepeatedCall& call, RepeatedCall& other, int num_calls, double seconds,
+                          CaseResult& result) {
   const double share = seconds / 4;
-  const auto budget = [&] { return Budget{c.num_calls, seconds_now() + share}; };
+  const auto budget = [&] { return Budget{num_calls, seconds_now() + share}; };
   run_in_stream(call, budget(), false, result);
   run_in_graph(call, budget(), result);
   run_in_streams(call, other, budget(), result);
   run_in_stream(call, budget(), true, result);
   require(cuda::check(device_.device_id, nullptr), "checking the lengths");
-  return result;
 }
 
-void StressRunner::run_in_stream(StressCall& call, const Budget& budget, bool has_load,
+void StressRunner::run_in_stream(RepeatedCall& call, const Budget& budget, bool has_load,
                                  CaseResult& result) {
   for (int done = 0; budget.has_more(done); done += kCallsAtOnce) {
     clear();
@@ -78,7 +93,7 @@ void StressRunner::run_in_stream(StressCall& call, const Budget& budget, bool ha
   }
 }
 
-void StressRunner::run_in_graph(StressCall& call, const Budget& budget, CaseResult& result) {
+void StressRunner::run_in_graph(RepeatedCall& call, const Budget& budget, CaseResult& result) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   require(cudaStreamBeginCapture(streams_[0], cudaStreamCaptureModeThreadLocal), "capturing");
@@ -97,12 +112,12 @@ void StressRunner::run_in_graph(StressCall& call, const Budget& budget, CaseResu
   cudaGraphDestroy(graph);
 }
 
-void StressRunner::run_in_streams(StressCall& one, StressCall& other, const Budget& budget,
+void StressRunner::run_in_streams(RepeatedCall& one, RepeatedCall& other, const Budget& budget,
                                   CaseResult& result) {
   for (int done = 0; budget.has_more(done); done += kCallsAtOnce) {
     clear();
     for (int i = 0; i < kCallsAtOnce; ++i) {
-      StressCall& call = i % 2 == 0 ? one : other;
+      RepeatedCall& call = i % 2 == 0 ? one : other;
       call.run(streams_[i % 2]);
       call.compare(differences_of(i), i % 8 < 2, streams_[i % 2]);
     }
@@ -119,10 +134,10 @@ void StressRunner::clear() {
 }
 
 Difference* StressRunner::differences_of(int i) const {
-  return static_cast<Difference*>(differences_.get()) + i * StressCall::kMostOutputs;
+  return static_cast<Difference*>(differences_.get()) + i * RepeatedCall::kMostOutputs;
 }
 
-void StressRunner::collect(const StressCall& call, const char* way, CaseResult& result) {
+void StressRunner::collect(const RepeatedCall& call, const char* way, CaseResult& result) {
   std::array<Difference, kDifferences> found;
   require(cudaDeviceSynchronize(), way);
   require(cudaMemcpy(found.data(), differences_.get(), sizeof found, cudaMemcpyDeviceToHost),
@@ -130,7 +145,7 @@ void StressRunner::collect(const StressCall& call, const char* way, CaseResult& 
   for (int i = 0; i < kCallsAtOnce; ++i) {
     ++result.num_calls;
     const std::string text =
-        call.describe(&found[static_cast<std::size_t>(i) * StressCall::kMostOutputs]);
+        call.describe(&found[static_cast<std::size_t>(i) * RepeatedCall::kMostOutputs]);
     if (text.empty()) continue;
     ++result.num_wrong;
     if (result.failure.empty()) result.failure = format_text("{}: {}", way, text);

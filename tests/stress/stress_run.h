@@ -1,6 +1,7 @@
 // Repeats a case in every way that a program may run it.
 #pragma once
 
+#include "stress/product_case.h"
 #include "stress/stress_call.h"
 
 namespace headrace::testing {
@@ -20,19 +21,24 @@ class StressRunner {
   StressRunner(const StressRunner&) = delete;
 
   CaseResult run(const StressCase& c, double seconds);
+  CaseResult run(const ProductCase& c, double seconds);
 
  private:
   static constexpr int kCallsAtOnce = 32;  // enqueued before a synchronization
-  static constexpr int kDifferences = kCallsAtOnce * StressCall::kMostOutputs;
+  static constexpr int kDifferences = kCallsAtOnce * RepeatedCall::kMostOutputs;
 
   struct Budget;
-  void run_in_stream(StressCall& call, const Budget& budget, bool has_load, CaseResult& result);
-  void run_in_graph(StressCall& call, const Budget& budget, CaseResult& result);
-  void run_in_streams(StressCall& one, StressCall& other, const Budget& budget, CaseResult& result);
+  // num_calls of each mode; 0: `seconds` of all.
+  void repeat(RepeatedCall& call, RepeatedCall& other, int num_calls, double seconds,
+              CaseResult& result);
+  void run_in_stream(RepeatedCall& call, const Budget& budget, bool has_load, CaseResult& result);
+  void run_in_graph(RepeatedCall& call, const Budget& budget, CaseResult& result);
+  void run_in_streams(RepeatedCall& one, RepeatedCall& other, const Budget& budget,
+                      CaseResult& result);
   void clear();
   // The differences of call i since clear().
   Difference* differences_of(int i) const;
-  void collect(const StressCall& call, const char* way, CaseResult& result);
+  void collect(const RepeatedCall& call, const char* way, CaseResult& result);
 
   DeviceInfo device_;
   cudaStream_t streams_[2] = {}, load_stream_ = nullptr;

@@ -76,6 +76,10 @@ __device__ void load_tiles(const TileWalk& walk, const Maps& maps, StageRing rin
                                      (1 << kTileCluster) - 1, i * kTileColumns, row);
     }
   }
+  // The other CTA's last arrivals land before this CTA ends: an arrival at one that has ended is a
+  // launch failure. A barrier of the cluster does not wait for them.
+  for (int i = 0; i < ring.num_stages; ++i, ring.next())
+    mbarrier_wait(ring.empty(), ring.parity ^ 1);
 }
 
 template <class Element, TileShape kShape>
@@ -144,10 +148,6 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     griddep_wait();
     multiply_tiles<Element, kShape>(walk, ring, group - 1);
   }
-  // The other CTA loads into this one, and arrives here.
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
 #endif
 }
 

@@ -1,0 +1,134 @@
+#include "stress/product_call.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "backends/cuda/elementwise/decoder_ops.h"
+#include "core/dtype.h"
+#include "headrace/tensor.hpp"
+
+namespace headrace::testing {
+namespace {
+
+constexpr float kEps = 1e-5f;
+enum ProductSeed : std::uint64_t { kSeedX = 1, kSeedWeights, kSeedOld, kSeedBias, kSeedNorm };
+
+std::int64_t bytes_of(DType dtype, std::int64_t count) {
+  return static_cast<std::int64_t>(dtype_bytes(dtype)) * count;
+}
+
+}  // namespace
+
+ProductCall::ProductCall(const ProductCase& c, const DeviceInfo& device)
+    : case_(c), device_(device) {
+  const ProductCell& cell = c.cell;
+  if (cell.kernel == cuda::ProductKernel::portable) device_.sm = 80;
+  const std::int64_t count = c.num_tokens * c.columns;
+  const std::int64_t rows = std::accumulate(c.rows.begin(), c.rows.end(), std::int64_t{0});
+  const auto seed = [&](ProductSeed which) { return c.seed * 8 + which; };
+  const auto draw = [&](DeviceMemory& memory, DType dtype, std::int64_t n, ProductSeed which,
+                        float size) {
+    memory = allocate(bytes_of(dtype, n));
+    fill_uniform(memory.get(), dtype, n, seed(which), size, nullptr);
+  };
+  // Results have a standard deviation of about 1.
+  draw(x_source_, cell.dtype, count, kSeedX, 1);
+  draw(weights_, cell.dtype, rows * c.columns, kSeedWeights,
+       3 / std::sqrt(static_cast<float>(c.columns)));
+  x_ = allocate(bytes_of(cell.dtype, count));
+  if (c.has_bias) draw(bias_, DType::f32, rows, kSeedBias, 1);
+  if (cell.epilogue == Epilogue::norm) draw(norm_, DType::f32, c.columns, kSeedNorm, 2);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(c.num_tokens));
+  std::iota(order.begin(), order.end(), 0);
+  order_ = allocate(bytes_of(DType::i32, c.num_tokens));
+  require(cudaMemcpy(order_.get(), order.data(), order.size() * sizeof order[0],
+                     cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+  auto* at = static_cast<std::byte*>(weights_.get());
+  for (const std::int64_t r : c.rows) {
+    matrices_.push_back({at, r});
+    at += bytes_of(cell.dtype, r * c.columns);
+  }
+  const DType out_dtype = cell.epilogue == Epilogue::logits ? DType::f32 : cell.dtype;
+  TensorView out(nullptr, out_dtype, {c.num_tokens, c.out_rows()});
+  out.device_type = HEADRACE_CUDA;
+  outputs_.push_back(make_output("out", out, static_cast<int>(c.out_rows()), true));
+  if (cell.epilogue == Epilogue::residual)
+    draw(old_, out_dtype, c.num_tokens * c.out_rows(), kSeedOld, 1);
+  product_ = {.dtype = cell.dtype,
+              .matrices = matrices_,
+              .columns = c.columns,
+              .num_tokens = c.num_tokens,
+              .x = x_.get(),
+              .x_stride = c.columns,
+              .bias = static_cast<const float*>(bias_.get()),
+              .out = outputs_[0].got.get(),
+              .out_dtype = out_dtype,
+              .out_stride = c.out_rows(),
+              .adds_to_out = old_ != nullptr,
+              .has_swiglu = cell.epilogue == Epilogue::swiglu,
+              .norm = {static_cast<const float*>(norm_.get()), norm_ ? kEps : 0}};
+  poison(outputs_[0]);
+  run(nullptr);
+  keep_as_expected(outputs_[0]);
+  require(cudaDeviceSynchronize(), "the first call");
+}
+
+void ProductCall::run(cudaStream_t stream) {
+  const Output& out = outputs_[0];
+  if (old_ != nullptr)
+    require(cudaMemcpyAsync(out.got.get(), old_.get(), static_cast<std::size_t>(out.bytes),
+                            cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+  require(cuda::gather_rows({.x = x_source_.get(),
+                             .rows = static_cast<const std::int32_t*>(order_.get()),
+                             .out = x_.get(),
+                             .num_rows = case_.num_tokens,
+                             .width = case_.columns},
+                            device_.device_id, stream),
+          "writing x");
+  require(cuda::multiply(product_, device_, stream), "the product");
+}
+
+void ProductCall::compare(Difference* differences, bool poisons_all, cudaStream_t stream) {
+  const Output& out = outputs_[0];
+  compare_and_poison(out.got.get(), out.expected.get(), out.bytes, differences, stream);
+  if (poisons_all)
+    require(cudaMemsetAsync(x_.get(), 0xFF,
+                            static_cast<std::size_t>(
+                                bytes_of(product_.dtype, case_.num_tokens * case_.columns)),
+                            stream),
+            "cudaMemsetAsync");
+}
+
+std::string ProductCall::compare_with_definition() const {
+  const std::int64_t count = case_.num_tokens * case_.out_rows();
+  const DeviceMemory normed = allocate(bytes_of(product_.dtype, case_.num_tokens * case_.columns));
+  if (norm_ != nullptr)
+    require(cuda::rms_norm({.x = x_source_.get(),
+                            .weight = product_.norm.weight,
+                            .eps = kEps,
+                            .out = normed.get(),
+                            .num_rows = case_.num_tokens,
+                            .width = case_.columns},
+                           device_.device_id, nullptr),
+            "rms_norm");
+  const DeviceMemory old = allocate(bytes_of(DType::f64, count));
+  if (old_ != nullptr)
+    convert_to_f64(old_.get(), product_.out_dtype, count, static_cast<double*>(old.get()), nullptr);
+  const DeviceMemory exact = allocate(bytes_of(DType::f64, count));
+  multiply_in_double({.x = norm_ != nullptr ? normed.get() : x_source_.get(),
+                      .weights = weights_.get(),
+                      .dtype = product_.dtype,
+                      .bias = product_.bias,
+                      .old = old_ != nullptr ? static_cast<const double*>(old.get()) : nullptr,
+                      .has_swiglu = product_.has_swiglu,
+                      .out = static_cast<double*>(exact.get()),
+                      .num_tokens = case_.num_tokens,
+                      .rows = case_.out_rows(),
+                      .columns = case_.columns},
+                     nullptr);
+  return compare_with_exact(outputs_[0], exact.get(), product_.out_dtype);
+}
+
+}  // namespace headrace::testing
