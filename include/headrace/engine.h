@@ -105,10 +105,10 @@ HEADRACE_API headrace_status headrace_engine_add(headrace_engine* engine,
  * request that has ended. invalid_argument: no request had this id. */
 HEADRACE_API headrace_status headrace_engine_abort(headrace_engine* engine, int64_t id);
 
-/** Computes one step. has_worked: NULL, or 0 if there was nothing to do. A request that fails ends
- * with its error and is no error of the step. out_of_memory: the requests that steps have taken end
- * with this error; the engine goes on. device_error: the device is lost; all requests have ended
- * and later calls return the same. */
+/** Computes one step. On a GPU its tokens may come with the next step. has_worked: NULL, or 0 if
+ * there was nothing to do. A request that fails ends with its error and is no error of the step.
+ * out_of_memory: the requests that steps have taken end with this error; the engine goes on.
+ * device_error: the device is lost; all requests have ended and later calls return the same. */
 HEADRACE_API headrace_status headrace_engine_step(headrace_engine* engine, int* has_worked);
 /** Steps until there is nothing to do. */
 HEADRACE_API headrace_status headrace_engine_run(headrace_engine* engine);

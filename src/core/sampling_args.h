@@ -37,6 +37,7 @@ struct Candidate {
 struct LogitQuery {
   std::int64_t row;   // of the logits
   float temperature;  // of the weights; 0: no weights
+  double uniform;     // of a draw, in [0, 1)
 };
 
 // Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
@@ -71,6 +72,26 @@ struct GatherLogitsArgs {
   Candidate* candidates;  // [num_ranges, max_candidates], the first of them
   std::int64_t max_candidates;
   std::int32_t* counts;  // [num_ranges], of all
+};
+
+struct DrawnToken {
+  std::int32_t token;  // below 0: none can be drawn
+  float logit;         // of the token; NaN or +infinity: of token -1 - `token`; -infinity: all are
+};
+
+// Tokens from the summaries of their rows. Temperature 0: the first of the largest logits. Else the
+// token on which `uniform` of the sum of all weights falls, added in the order and with the bits of
+// the CPU.
+struct DrawTokensArgs {
+  const float* logits;  // [*, vocab_size]
+  std::int64_t vocab_size;
+  const LogitQuery* queries;  // [num_queries]
+  std::int64_t num_queries;
+  const float* maxima;  // as summarised
+  const double* block_sums;
+  const float* row_maxima;
+  DrawnToken* drawn;     // [num_queries]
+  std::int32_t* tokens;  // [num_queries]; 0 where none can be drawn
 };
 
 }  // namespace headrace

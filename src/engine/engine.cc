@@ -224,7 +224,10 @@ Result<bool> Engine::compute_step() {
   if (failure_) return Failure(*failure_);  // only this thread writes it
   has_delivered_ = false;
   take_queued();
-  if (Status bad = scheduler_.schedule())
+  Status bad;
+  if (!scheduler_.has_pages_for_all()) bad = take_drawn();
+  if (!bad) bad = scheduler_.schedule();
+  if (bad)
     end(*bad);
   else if (Status failed = compute())
     failed->code == ErrorCode::device_error ? end(*failed) : fail_step(*failed);
@@ -272,8 +275,16 @@ void Engine::start(std::int64_t id, Request request) {
 }
 
 Status Engine::compute() {
+  if (scheduler_.chunks().empty()) return take_drawn();
+  const Status failed = forward();
+  HEADRACE_TRY(take_drawn());
+  if (failed) return failed;
+  HEADRACE_TRY(scheduler_.complete());
+  return draw_all();
+}
+
+Status Engine::forward() {
   const std::span<const Chunk> chunks = scheduler_.chunks();
-  if (chunks.empty()) return std::nullopt;
   if (options_.before_step) HEADRACE_TRY(options_.before_step(chunks));
   parts_.clear();
   for (const Chunk& chunk : chunks)
@@ -281,12 +292,18 @@ Status Engine::compute() {
                       .tokens = chunk.tokens,
                       .num_logits = chunk.is_last,
                       .num_generated = chunk.num_generated});
-  HEADRACE_TRY(runner_->forward(parts_, device_sampler_ ? nullptr : logits_.as<float>()));
-  HEADRACE_TRY(scheduler_.complete());
-  return draw_all();
+  if (!device_sampler_) return runner_->forward(parts_, logits_.as<float>());
+  return runner_->forward(parts_, nullptr, device_sampler_->tokens_on_device());
 }
 
-void Engine::accept(Owner owner, const Sample& drawn) {
+// Whether a sample whose sequence has `length` tokens ends with its next one. The last token needs
+// no room, as nothing follows it.
+bool Engine::ends_with_next(Owner owner, std::int64_t length) const {
+  return owner.sample->num_tokens + 1 == owner.request->request.max_new_tokens ||
+         length == options_.max_tokens;
+}
+
+void Engine::accept(Owner owner, const Sample& drawn, bool is_appended) {
   ActiveSample& sample = *owner.sample;
   const Request& request = owner.request->request;
   const std::int32_t token = drawn.token;
@@ -294,6 +311,8 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   gained.tokens.push_back(
       {token, drawn.logprob, {drawn.top_logprobs.begin(), drawn.top_logprobs.end()}});
   gained.num_cached_tokens = scheduler_.num_cached_tokens(sample.sequence);
+  const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence)) - is_appended;
+  const bool is_last = ends_with_next(owner, length);
   ++sample.num_tokens;
   ++num_generated_tokens_;
   const bool is_stop_token =
@@ -313,11 +332,8 @@ void Engine::accept(Owner owner, const Sample& drawn) {
       return finish(owner, std::move(gained), FinishReason::error, bad->message);
     if (sample.matcher->is_finished()) return finish(owner, std::move(gained), FinishReason::stop);
   }
-  // A last token that nothing follows needs no room.
-  const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
-  if (sample.num_tokens == request.max_new_tokens || length == options_.max_tokens)
-    return finish(owner, std::move(gained), FinishReason::length);
-  scheduler_.append(sample.sequence, token);
+  if (is_last) return finish(owner, std::move(gained), FinishReason::length);
+  if (!is_appended) scheduler_.append(sample.sequence, token);
   deliver(owner, std::move(gained));
 }
 
@@ -380,11 +396,14 @@ void Engine::fail(Owner owner, const std::string& error) {
 // it.
 void Engine::fail_step(const Failure& failure) {
   std::vector<ActiveRequest*> failed;
-  for (const Chunk& chunk : scheduler_.chunks()) failed.push_back(owners_.at(chunk.id).request);
+  for (const Chunk& chunk : scheduler_.chunks())
+    if (const auto owner = owners_.find(chunk.id); owner != owners_.end())
+      failed.push_back(owner->second.request);
   for (ActiveRequest* active : failed) finish_all(*active, FinishReason::error, failure.message);
 }
 
 void Engine::end(const Failure& failure) {
+  drawn_later_.clear();
   for (auto& [id, active] : active_) finish_all(active, FinishReason::error, failure.message);
   const std::lock_guard lock(mutex_);
   failure_ = failure;
@@ -400,6 +419,7 @@ void Engine::drop_taken() noexcept {
   owners_.clear();
   ended_.clear();
   ranked_.clear();
+  drawn_later_.clear();
   scheduler_.clear();
   runner_->cache().clear();
   const std::lock_guard lock(mutex_);

@@ -4,6 +4,10 @@
 // the prefix cache or preemption. A request that fails ends with FinishReason::error and harms no
 // other one; a device error ends all of them and the engine. If an allocation throws in a step, the
 // requests that steps have taken end, and the engine goes on.
+//
+// On a GPU a step is enqueued before the tokens of the step before it are read, where the device
+// draws them alone (DeviceSampler::draws_alone()). A sequence that ends with such a token has been
+// computed once too often.
 #pragma once
 
 #include <cstdint>
@@ -102,6 +106,7 @@ class Engine {
     Owner owner;
     std::int64_t row;
     std::optional<std::int32_t> token = {};  // drawn on the device
+    bool is_appended = false;                // before the token is known
   };
   // What a sample gained and was not polled.
   struct Gain {
@@ -129,11 +134,19 @@ class Engine {
   void start(std::int64_t id, Request request);
   Result<bool> compute_step();
   Status compute();
+  Status forward();
   // Draws the next token of each sequence whose tokens are all computed.
   Status draw_all();
   // Another sample of a prompt that is computed. True: its first token is to be drawn.
   bool fork(std::int64_t parent, Owner owner);
   Status draw_on_device();
+  // Draws while the host goes on: the next step reads the tokens where the device puts them.
+  bool can_draw_later() const;
+  Status draw_later();
+  // The tokens of draw_later(), which the next step already computes.
+  Status take_drawn();
+  static bool is_on_device(const Draw& draw);
+  DeviceSampler::Draw on_device(const Draw& draw) const;
   // Of beam searches (engine_beams.cc).
   Status check_beams(const Request& request) const;
   void start_beams(ActiveRequest& active);
@@ -146,7 +159,9 @@ class Engine {
   Status draw(const Draw& draw);
   // Of a row, in memory of the host.
   Result<std::span<const float>> logits_of(std::int64_t row);
-  void accept(Owner owner, const Sample& drawn);
+  bool ends_with_next(Owner owner, std::int64_t length) const;
+  // is_appended: the scheduler has the token.
+  void accept(Owner owner, const Sample& drawn, bool is_appended = false);
   void finish(Owner owner, Output gained, FinishReason reason, const std::string& error = {});
   void finish_all(ActiveRequest& active, FinishReason reason, const std::string& error);
   // The sample, or the search that the beam is part of.
@@ -172,6 +187,7 @@ class Engine {
   Sampler sampler_;
   std::optional<DeviceSampler> device_sampler_;  // on a GPU
   std::vector<Draw> draws_;                      // of the step
+  std::vector<Draw> drawn_later_;                // of the step before
   std::vector<DeviceSampler::Draw> device_draws_;
   // In memory of the host: float [max_num_seqs, vocab_size]; on a GPU one row that a draw asked
   // for.

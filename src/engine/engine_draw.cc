@@ -1,4 +1,6 @@
 // Engine: draws the tokens of a step, on the device where it can.
+#include <algorithm>
+
 #include "engine/engine.h"
 
 namespace headrace::engine {
@@ -8,7 +10,12 @@ Status Engine::draw_all() {
   std::int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
     if (!chunk.is_last) continue;
-    const Owner owner = owners_.at(chunk.id);
+    const auto found = owners_.find(chunk.id);
+    if (found == owners_.end()) {  // it has ended with the token that was computed
+      ++row;
+      continue;
+    }
+    const Owner owner = found->second;
     // Forks share the logits after the prompt.
     if (owner.sample->idx == 0 && owner.sample->num_tokens == 0 && !owner.request->beams) {
       for (ActiveSample& sample : owner.request->samples)
@@ -18,6 +25,7 @@ Status Engine::draw_all() {
     draws_.push_back({owner, row++});
   }
   read_row_ = -1;
+  if (can_draw_later()) return draw_later();
   if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
   for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
   advance_beams();
@@ -36,23 +44,67 @@ bool Engine::fork(std::int64_t parent, Owner owner) {
   return scheduler_.state(forked.value()) == SequenceState::running;
 }
 
+DeviceSampler::Draw Engine::on_device(const Draw& draw) const {
+  return {.row = draw.row,
+          .options = &draw.owner.sample->options,
+          .sequence_id = draw.owner.request->request.sequence_id,
+          .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))};
+}
+
+// Whether the device draws the token of a sample.
+bool Engine::is_on_device(const Draw& draw) {
+  const ActiveSample& sample = *draw.owner.sample;
+  return !sample.matcher && !draw.owner.request->beams && DeviceSampler::takes(sample.options);
+}
+
 Status Engine::draw_on_device() {
   device_draws_.clear();
-  const auto is_taken = [](const Draw& draw) {
-    const ActiveSample& sample = *draw.owner.sample;
-    return !sample.matcher && !draw.owner.request->beams && DeviceSampler::takes(sample.options);
-  };
   for (const Draw& draw : draws_)
-    if (is_taken(draw))
-      device_draws_.push_back(
-          {.row = draw.row,
-           .options = &draw.owner.sample->options,
-           .sequence_id = draw.owner.request->request.sequence_id,
-           .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))});
+    if (is_on_device(draw)) device_draws_.push_back(on_device(draw));
   HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
   auto drawn = device_draws_.begin();
   for (Draw& draw : draws_)
-    if (is_taken(draw)) draw.token = (drawn++)->token;
+    if (is_on_device(draw)) draw.token = (drawn++)->token;
+  return std::nullopt;
+}
+
+bool Engine::can_draw_later() const {
+  return device_sampler_ && !options_.on_logits && !draws_.empty() &&
+         std::ssize(draws_) <= device_sampler_->max_draws() &&
+         std::ranges::all_of(draws_, [&](const Draw& draw) {
+           return is_on_device(draw) && device_sampler_->draws_alone(draw.owner.sample->options);
+         });
+}
+
+Status Engine::draw_later() {
+  device_draws_.clear();
+  for (const Draw& draw : draws_) device_draws_.push_back(on_device(draw));
+  HEADRACE_TRY(device_sampler_->begin(runner_->logits_on_device(), device_draws_));
+  for (std::size_t i = 0; i < draws_.size(); ++i) {
+    const std::int64_t sequence = draws_[i].owner.sample->sequence;
+    draws_[i].is_appended =
+        !ends_with_next(draws_[i].owner, std::ssize(scheduler_.tokens(sequence)));
+    if (draws_[i].is_appended) scheduler_.append(sequence, -1 - static_cast<std::int32_t>(i));
+  }
+  drawn_later_.swap(draws_);
+  return std::nullopt;
+}
+
+Status Engine::take_drawn() {
+  if (drawn_later_.empty()) return std::nullopt;
+  HEADRACE_TRY(device_sampler_->end(device_draws_));
+  for (std::size_t i = 0; i < drawn_later_.size(); ++i) {
+    const Draw& draw = drawn_later_[i];
+    const DeviceSampler::Draw& drawn = device_draws_[i];
+    if (draw.owner.sample->has_finished) continue;
+    if (draw.is_appended)
+      scheduler_.replace_last(draw.owner.sample->sequence, drawn.token.value_or(0));
+    if (drawn.token)
+      accept(draw.owner, {.token = *drawn.token, .top_logprobs = {}}, draw.is_appended);
+    else
+      finish(draw.owner, {}, FinishReason::error, drawn.failure->message);
+  }
+  drawn_later_.clear();
   return std::nullopt;
 }
 

@@ -73,7 +73,7 @@ Status ModelRunner::run(std::span<const Part> parts, float* logits, HostMemory m
 }
 
 Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, float* logits,
-                               HostMemory memory) {
+                               HostMemory memory, const std::int32_t* drawn_tokens) {
   HEADRACE_TRY(fill(parts));
   Result<float*> to = where_to_write(logits, memory);
   if (!to.ok()) return std::move(to.failure());
@@ -87,6 +87,7 @@ Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, 
                                   .recent_slots = recent_slots_,
                                   .recent_table = recent_table_,
                                   .logits_rows = logits_rows_,
+                                  .drawn_tokens = drawn_tokens,
                                   .max_seqlen_q = max_seqlen_q_,
                                   .max_seqlen_k = max_seqlen_k_,
                                   .sparq = sparq_of(parts)},

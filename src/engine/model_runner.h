@@ -56,13 +56,15 @@ class ModelRunner {
   // the host; null, on a GPU: leaves them on the device. On an error nothing is appended.
   Status step(std::span<const Part> parts, float* logits, HostMemory memory = HostMemory::pageable);
   // The same for a caller that has reserved the slots and commits the tokens itself. The parts are
-  // of different sequences.
-  Status forward(std::span<const Part> parts, float* logits) {
-    return forward_on(*executor_, parts, logits);
+  // of different sequences. A token below 0: as in Batch.
+  Status forward(std::span<const Part> parts, float* logits,
+                 const std::int32_t* drawn_tokens = nullptr) {
+    return forward_on(*executor_, parts, logits, HostMemory::pageable, drawn_tokens);
   }
   // The same on an executor that passes operators on to executor().
   Status forward_on(Executor& executor, std::span<const Part> parts, float* logits,
-                    HostMemory memory = HostMemory::pageable);
+                    HostMemory memory = HostMemory::pageable,
+                    const std::int32_t* drawn_tokens = nullptr);
   Executor& executor() { return *executor_; }
 
   bool has_sparq() const { return sparq_.num_keys > 0; }

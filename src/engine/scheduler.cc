@@ -98,6 +98,10 @@ void Scheduler::append(std::int64_t id, std::int32_t token) {
   sequences_.at(id).tokens.push_back(token);
 }
 
+void Scheduler::replace_last(std::int64_t id, std::int32_t token) {
+  sequences_.at(id).tokens.back() = token;
+}
+
 Status Scheduler::finish(std::int64_t id) {
   Sequence& s = sequences_.at(id);
   const bool has_pages = s.state == SequenceState::running || s.is_swapped;
@@ -135,6 +139,15 @@ SchedulerStats Scheduler::stats() const {
 }
 
 // ---- a step ----
+
+// A token takes a page at most, behind the others or as the copy of a shared one. Chunks of prompts
+// take pages in caches of codes alone.
+bool Scheduler::has_pages_for_all() const {
+  std::int64_t num_pages = std::ssize(running_);
+  for (const Sequence* s : running_)
+    if (cache_->has_codes()) num_pages += ceil_div(s->num_left(), cache_->options().page_size);
+  return split_.empty() && num_pages <= cache_->allocator().num_free();
+}
 
 Status Scheduler::schedule() {
   chunks_.clear();

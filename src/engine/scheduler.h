@@ -74,14 +74,19 @@ class Scheduler {
   // Another sequence after the tokens of `id`, which are computed. It runs, in the same pages, if
   // max_num_seqs allows, else it waits; its gang waits with it.
   Result<std::int64_t> fork(std::int64_t id);
-  // Appends a generated token, which a later step computes.
+  // Appends a generated token, which a later step computes. Below 0: it is on its way, and known to
+  // replace_last() before the next complete().
   void append(std::int64_t id, std::int32_t token);
+  void replace_last(std::int64_t id, std::int32_t token);
   // Forgets the sequence and frees its pages.
   Status finish(std::int64_t id);
 
   // Forgets all sequences, whose pages the caller frees.
   void clear() noexcept;
 
+  // Whether the next step preempts no sequence: tokens that are on their way could not be computed
+  // anew.
+  bool has_pages_for_all() const;
   // Makes the next step and reserves its slots. The step before must be completed, or its sequences
   // finished.
   Status schedule();

@@ -106,6 +106,18 @@ std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const 
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(most)));
 }
 
+std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
+                          const DeviceInfo& device) {
+  const auto is_prefill = [&](std::int64_t seq) {
+    const auto s = static_cast<std::size_t>(seq);
+    const std::int64_t num_tokens = batch.cu_seqlens_q[s + 1] - batch.cu_seqlens_q[s];
+    return num_splits_of(device, num_tokens * heads_per_group) == 1;
+  };
+  std::int64_t count = 0;
+  while (count < batch.num_seqs() && is_prefill(count)) ++count;
+  return count;
+}
+
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
                  const AttentionSpec& spec, const DeviceInfo& device, Plan& plan) {
   Problem problem = default_problem();

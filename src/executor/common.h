@@ -47,6 +47,11 @@ std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const 
 // has the bits of the whole.
 std::int32_t num_splits_of(const DeviceInfo& device, std::int64_t rows);
 
+// The prefills of a batch; they are its first sequences. Each sequence takes one of two paths by
+// its own number of tokens, so its bits do not depend on those beside it.
+std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
+                          const DeviceInfo& device);
+
 // The attention of every layer of a step. num_splits: as in Problem.
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
                  const AttentionSpec& spec, const DeviceInfo& device, Plan& plan);

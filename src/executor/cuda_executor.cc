@@ -22,20 +22,6 @@ constexpr std::size_t kAlignment = 256;      // of arrays in a buffer
 // Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
 constexpr std::int64_t kMaxGraphTokens = 256;
 
-// The prefills of a batch; they are its first sequences. Each sequence takes one of two paths by
-// its own number of tokens, so its bits do not depend on those beside it.
-std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
-                          const DeviceInfo& device) {
-  const auto is_prefill = [&](std::int64_t seq) {
-    const auto s = static_cast<std::size_t>(seq);
-    const std::int64_t num_tokens = batch.cu_seqlens_q[s + 1] - batch.cu_seqlens_q[s];
-    return num_splits_of(device, num_tokens * heads_per_group) == 1;
-  };
-  std::int64_t count = 0;
-  while (count < batch.num_seqs() && is_prefill(count)) ++count;
-  return count;
-}
-
 // Copies rows of `width` entries to rows of `padded_width`, the rest zeros.
 void pad_rows(std::span<const std::int32_t> rows, std::int64_t width, std::int64_t padded_width,
               std::int32_t* to) {
@@ -102,6 +88,7 @@ class CudaExecutor final : public Executor {
   const MatmulMode mode_;
   // Made by the first step.
   cuda::OwnedStream stream_;
+  cuda::Event copied_;            // behind the copy of staging_
   cuda::OwnedCublasLt cublaslt_;  // in the fast mode
 
   Activations activations_;
@@ -168,6 +155,9 @@ Status CudaExecutor::start() {
   }
   Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
   if (!stream.ok()) return std::move(stream.failure());
+  Result<cuda::Event> copied = cuda::make_event(id_);
+  if (!copied.ok()) return std::move(copied.failure());
+  copied_ = std::move(copied.value());
   stream_ = std::move(stream.value());
   return std::nullopt;
 }
@@ -205,7 +195,8 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
                  .attn_out = attn_out_.data(),
                  .workspace = workspace_.data(),
                  .angles = angles_.data(),
-                 .frequencies = spec.rope_frequencies.data()};
+                 .frequencies = spec.rope_frequencies.data(),
+                 .drawn_tokens = batch.drawn_tokens};
   return std::nullopt;
 }
 
@@ -266,7 +257,7 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
   const std::size_t bytes =
       offsets[kCount] +
       static_cast<std::size_t>(batch_->num_seqs() * max_pages) * sizeof(std::int32_t);
-  HEADRACE_TRY(device_.synchronise(stream_.get()));  // the copy of the step before reads staging_
+  HEADRACE_TRY(cuda::wait(copied_));  // the copy of the step before reads staging_
   if (bytes > staging_.bytes()) {
     staging_ = {};  // free the old memory first
     staging_ = device_.allocate_host(bytes);
@@ -296,13 +287,15 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
                 .decode_starts = ints(9),
                 .recent_slots = reinterpret_cast<const std::int64_t*>(arrays_.data() + offsets[7])};
   const ByteCopy copy{.from = staging_.data(), .to = arrays_.data(), .bytes = bytes};
-  return device_.copy({&copy, 1}, stream_.get());
+  HEADRACE_TRY(device_.copy({&copy, 1}, stream_.get()));
+  return cuda::record(copied_, stream_.get());
 }
 
 // ---- the operators of a step are recorded
 
 Status CudaExecutor::embed(const Weight& embedding, const Rows& out) {
-  return record(cuda_step::Embed{.embedding = embedding.data.data(), .out = out});
+  return record(cuda_step::Embed{
+      .embedding = embedding.data.data(), .drawn_tokens = batch_->drawn_tokens, .out = out});
 }
 
 Status CudaExecutor::gather(const Rows& x, const Rows& out) {
@@ -391,7 +384,8 @@ Status CudaExecutor::enqueue(const cuda_step::Embed& call) {
                             .rows = on_device_.tokens,
                             .out = call.out.data,
                             .num_rows = call.out.num_rows,
-                            .width = call.out.width},
+                            .width = call.out.width,
+                            .drawn = call.drawn_tokens},
                            id_, stream_.get());
 }
 

@@ -16,6 +16,7 @@ namespace headrace::cuda_step {
 // The arguments of the operators of Executor.
 struct Embed {
   const void* embedding;
+  const std::int32_t* drawn_tokens;
   Rows out;
   bool operator==(const Embed&) const = default;
 };
@@ -67,7 +68,7 @@ struct Shape {
   StepSize prefill, decode;  // of their sequences
   std::int64_t num_logits, num_heads, window, page_size, num_pages, layer_bytes;
   DType cache_dtype, k_dtype, v_dtype;
-  const void *k, *v, *recent, *arrays, *attn_out, *workspace, *angles, *frequencies;
+  const void *k, *v, *recent, *arrays, *attn_out, *workspace, *angles, *frequencies, *drawn_tokens;
   bool operator==(const Shape&) const = default;
 };
 

@@ -39,8 +39,10 @@ struct Decoder {
   KvShape kv_shape(DType dtype) const;
   std::size_t weight_bytes() const;  // of the packed matrices
 
-  // invalid_argument: a token outside of the vocabulary, as name[i].
-  Status check_tokens(const char* name, std::span<const std::int32_t> tokens) const;
+  // invalid_argument: a token outside of the vocabulary, as name[i]. may_be_drawn: one below 0 is
+  // in memory of the device (Batch::drawn_tokens).
+  Status check_tokens(const char* name, std::span<const std::int32_t> tokens,
+                      bool may_be_drawn = false) const;
 
   // One step: appends the keys and values of the batch's tokens to the cache and writes logits
   // [logits_rows.size(), vocab_size] to memory that the device can write.

@@ -63,9 +63,10 @@ Status run_layer(Executor& executor, const Decoder& decoder, std::int64_t index,
 
 }  // namespace
 
-Status Decoder::check_tokens(const char* name, std::span<const std::int32_t> tokens) const {
+Status Decoder::check_tokens(const char* name, std::span<const std::int32_t> tokens,
+                             bool may_be_drawn) const {
   for (std::size_t i = 0; i < tokens.size(); ++i)
-    if (tokens[i] < 0 || tokens[i] >= config.vocab_size)
+    if ((tokens[i] < 0 && !may_be_drawn) || tokens[i] >= config.vocab_size)
       return invalid_argument("{}[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary",
                               name, i, tokens[i], config.vocab_size - 1);
   return std::nullopt;
@@ -77,7 +78,7 @@ Status Decoder::forward(Executor& executor, const Batch& batch, const KvView& kv
                                 .window = config.window,
                                 .rope_layout = config.rope_layout,
                                 .rope_frequencies = rope_frequencies};
-  HEADRACE_TRY(check_tokens("tokens", batch.tokens));
+  HEADRACE_TRY(check_tokens("tokens", batch.tokens, batch.drawn_tokens != nullptr));
   HEADRACE_TRY(executor.begin_step(batch, kv, attention));
   Result<bool> is_repeated = executor.repeat_step(this, logits);
   if (!is_repeated.ok()) return std::move(is_repeated.failure());

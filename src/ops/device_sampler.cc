@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/sampling/sampling.h"
 #include "backends/cuda/backend.h"
 #include "base/math.h"
 #include "core/sampling_args.h"
@@ -37,6 +36,12 @@ T* part(Buffer& buffer, std::size_t& bytes, std::int64_t count) {
   return data;
 }
 
+template <class T>
+ByteCopy copy_of(const T* from, T* to, std::int64_t count) {
+  return {reinterpret_cast<const std::byte*>(from), reinterpret_cast<std::byte*>(to),
+          static_cast<std::size_t>(count) * sizeof(T)};
+}
+
 }  // namespace
 
 class DeviceSampler::State {
@@ -49,19 +54,19 @@ class DeviceSampler::State {
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
         filter_(host),
-        values_(static_cast<std::size_t>(kWeightBlock)),
-        weights_(static_cast<std::size_t>(kWeightBlock)),
-        picks_(static_cast<std::size_t>(max_draws)) {}
+        sums_(static_cast<std::size_t>(max_draws)) {}
 
   Status allocate();
+  bool draws_alone(const SamplingOptions& o) const {
+    return o.temperature == 0 || !has_filters(o, vocab_size_);
+  }
   Status draw(const float* logits, std::span<Draw> draws);
+  Status begin(const float* logits, std::span<const Draw> draws);
+  Status end(std::span<Draw> draws);
+  const std::int32_t* tokens_on_device() const { return tokens_; }
+  std::int64_t max_draws() const { return max_draws_; }
 
  private:
-  // What a draw needs to remember between the passes.
-  struct Pick {
-    double target, sum, before;  // before: the weights before the block that is picked
-  };
-
   // The arrays of the passes. Summaries are copied to the host as one.
   struct Arrays {
     LogitQuery* queries;
@@ -72,26 +77,28 @@ class DeviceSampler::State {
   };
   Arrays arrays_in(Buffer& buffer, std::size_t& bytes) const;
 
-  Status summarise(const float* logits, std::span<const Draw> draws);
+  Status draw_some(const float* logits, std::span<Draw> draws);
+  Status enqueue_summaries(const float* logits, std::span<const Draw> draws);
+  Status read_summaries(std::size_t num_draws);
   LogitSummary summary_of(std::size_t i) const;
   LogitRange range_of(const Draw& draw, std::size_t i);
   Status gather(const float* logits, std::size_t num_draws);
   std::optional<std::int32_t> finish(const Draw& draw, std::size_t i);
-  std::int32_t pick_token(std::span<const Candidate> block, float max, double temperature,
-                          const Pick& pick);
 
   Device& device_;
   const DeviceInfo host_;
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
-  std::vector<float> values_, weights_;  // of a block
-  std::vector<Pick> picks_;
+  std::vector<double> sums_;  // of the weights of a draw
 
   Buffer on_device_, on_host_;  // Arrays
   Arrays device_arrays_{}, host_arrays_{};
   Buffer candidates_;  // of the host, written by the device
   std::int32_t* counts_ = nullptr;
   Candidate* known_ = nullptr;  // [max_draws, kMaxCandidates]
+  DrawnToken* drawn_ = nullptr;
+  std::int32_t* tokens_ = nullptr;  // in memory of the device
+  cuda::Event has_drawn_;           // behind the draws of begin()
 };
 
 DeviceSampler::State::Arrays DeviceSampler::State::arrays_in(Buffer& buffer,
@@ -109,8 +116,10 @@ Status DeviceSampler::State::allocate() {
   std::size_t bytes = 0, candidate_bytes = 0;
   Buffer none;
   arrays_in(none, bytes);
+  part<std::int32_t>(none, bytes, max_draws_);
   part<std::int32_t>(none, candidate_bytes, max_draws_);
   part<Candidate>(none, candidate_bytes, max_draws_ * kMaxCandidates);
+  part<DrawnToken>(none, candidate_bytes, max_draws_);
   on_device_ = device_.allocate(bytes);
   on_host_ = device_.allocate_host(bytes);
   candidates_ = device_.allocate_host(candidate_bytes);
@@ -118,12 +127,17 @@ Status DeviceSampler::State::allocate() {
     return Failure{ErrorCode::out_of_memory,
                    format_text("no memory to draw {} tokens at once; pass a smaller max_num_seqs",
                                max_draws_)};
-  std::size_t ignored = 0;
-  device_arrays_ = arrays_in(on_device_, ignored);
-  host_arrays_ = arrays_in(on_host_, ignored = 0);
+  Result<cuda::Event> event = cuda::make_event(device_.info().device_id);
+  if (!event.ok()) return std::move(event.failure());
+  has_drawn_ = std::move(event.value());
+  std::size_t at = 0;
+  device_arrays_ = arrays_in(on_device_, at);
+  tokens_ = part<std::int32_t>(on_device_, at, max_draws_);
+  host_arrays_ = arrays_in(on_host_, at = 0);
   candidate_bytes = 0;
   counts_ = part<std::int32_t>(candidates_, candidate_bytes, max_draws_);
   known_ = part<Candidate>(candidates_, candidate_bytes, max_draws_ * kMaxCandidates);
+  drawn_ = part<DrawnToken>(candidates_, candidate_bytes, max_draws_);
   return std::nullopt;
 }
 
@@ -132,37 +146,84 @@ Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws) {
     const std::span<Draw> now =
         draws.first(std::min(draws.size(), static_cast<std::size_t>(max_draws_)));
     draws = draws.subspan(now.size());
-    HEADRACE_TRY(summarise(logits, now));
-    for (std::size_t i = 0; i < now.size(); ++i) host_arrays_.ranges[i] = range_of(now[i], i);
-    HEADRACE_TRY(gather(logits, now.size()));
-    for (std::size_t i = 0; i < now.size(); ++i) now[i].token = finish(now[i], i);
+    const bool is_alone =
+        std::ranges::all_of(now, [&](const Draw& draw) { return draws_alone(*draw.options); });
+    HEADRACE_TRY(is_alone ? begin(logits, now) : draw_some(logits, now));
+    if (is_alone) HEADRACE_TRY(end(now));
   }
   return std::nullopt;
 }
 
-Status DeviceSampler::State::summarise(const float* logits, std::span<const Draw> draws) {
+Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws) {
+  HEADRACE_TRY(enqueue_summaries(logits, draws));
+  HEADRACE_TRY(cuda::draw_tokens({.logits = logits,
+                                  .vocab_size = vocab_size_,
+                                  .queries = device_arrays_.queries,
+                                  .num_queries = std::ssize(draws),
+                                  .maxima = device_arrays_.maxima,
+                                  .block_sums = device_arrays_.block_sums,
+                                  .row_maxima = device_arrays_.row_maxima,
+                                  .drawn = drawn_,
+                                  .tokens = tokens_},
+                                 device_.info().device_id, nullptr));
+  return cuda::record(has_drawn_, nullptr);
+}
+
+Status DeviceSampler::State::end(std::span<Draw> draws) {
+  HEADRACE_TRY(cuda::wait(has_drawn_));
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const auto [token, logit] = drawn_[i];
+    if (token >= 0)
+      draws[i].token = token;
+    else if (std::isinf(logit) && logit < 0)
+      draws[i].failure = all_logits_forbidden(static_cast<std::size_t>(vocab_size_));
+    else
+      draws[i].failure = bad_logit_of_model(static_cast<std::size_t>(-1 - token), logit);
+  }
+  return std::nullopt;
+}
+
+// Those that the device draws alone beside others.
+Status DeviceSampler::State::draw_some(const float* logits, std::span<Draw> draws) {
+  HEADRACE_TRY(begin(logits, draws));
+  HEADRACE_TRY(read_summaries(draws.size()));
+  for (std::size_t i = 0; i < draws.size(); ++i) host_arrays_.ranges[i] = range_of(draws[i], i);
+  HEADRACE_TRY(gather(logits, draws.size()));
   for (std::size_t i = 0; i < draws.size(); ++i)
-    host_arrays_.queries[i] = {draws[i].row, temperature_of_sums(*draws[i].options, vocab_size_)};
+    draws[i].token = draws_alone(*draws[i].options) && drawn_[i].token >= 0 ? drawn_[i].token
+                                                                            : finish(draws[i], i);
+  return std::nullopt;
+}
+
+Status DeviceSampler::State::enqueue_summaries(const float* logits, std::span<const Draw> draws) {
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const auto& [row, options, sequence_id, position, token, failure] = draws[i];
+    const float temperature = temperature_of_sums(*options, vocab_size_);
+    host_arrays_.queries[i] = {row, temperature,
+                               temperature == 0 ? 0
+                                                : uniform_at(options->seed, sequence_id, position,
+                                                             UniformPurpose::sampling)};
+  }
   const auto count = std::ssize(draws);
-  const auto copy = [&](const void* from, void* to, std::int64_t elements, std::size_t bytes) {
-    return ByteCopy{static_cast<const std::byte*>(from), static_cast<std::byte*>(to),
-                    static_cast<std::size_t>(elements) * bytes};
-  };
-  const Arrays &d = device_arrays_, &h = host_arrays_;
-  const ByteCopy queries = copy(h.queries, d.queries, count, sizeof *h.queries);
+  const Arrays& d = device_arrays_;
+  const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, count);
   HEADRACE_TRY(device_.copy({&queries, 1}, nullptr));
-  HEADRACE_TRY(cuda::summarise_logits({.logits = logits,
-                                       .vocab_size = vocab_size_,
-                                       .queries = d.queries,
-                                       .num_queries = count,
-                                       .maxima = d.maxima,
-                                       .block_sums = d.block_sums,
-                                       .row_maxima = d.row_maxima},
-                                      device_.info().device_id, nullptr));
-  const ByteCopy summaries[] = {
-      copy(d.row_maxima, h.row_maxima, count, sizeof *h.row_maxima),
-      copy(d.maxima, h.maxima, count * num_maxima_, sizeof *h.maxima),
-      copy(d.block_sums, h.block_sums, count * num_sums_, sizeof *h.block_sums)};
+  return cuda::summarise_logits({.logits = logits,
+                                 .vocab_size = vocab_size_,
+                                 .queries = d.queries,
+                                 .num_queries = count,
+                                 .maxima = d.maxima,
+                                 .block_sums = d.block_sums,
+                                 .row_maxima = d.row_maxima},
+                                device_.info().device_id, nullptr);
+}
+
+Status DeviceSampler::State::read_summaries(std::size_t num_draws) {
+  const auto count = static_cast<std::int64_t>(num_draws);
+  const Arrays &d = device_arrays_, &h = host_arrays_;
+  const ByteCopy summaries[] = {copy_of(d.row_maxima, h.row_maxima, count),
+                                copy_of(d.maxima, h.maxima, count * num_maxima_),
+                                copy_of(d.block_sums, h.block_sums, count * num_sums_)};
   HEADRACE_TRY(device_.copy(summaries, nullptr));
   return device_.synchronise(nullptr);
 }
@@ -176,46 +237,22 @@ LogitSummary DeviceSampler::State::summary_of(std::size_t i) const {
           .block_sums = {host_arrays_.block_sums + i * num_sums, num_sums}};
 }
 
-// The logits that the draw needs.
+// The logits that the filters of the draw need.
 LogitRange DeviceSampler::State::range_of(const Draw& draw, std::size_t i) {
   const SamplingOptions& o = *draw.options;
   const LogitSummary summary = summary_of(i);
   LogitRange range{.row = draw.row, .first_block = 0, .last_block = 0, .at_least = 0};
-  if (!std::isfinite(summary.max)) return range;  // finish() leaves it to the host
-  if (o.temperature == 0) {
-    const auto first = std::ranges::find(summary.maxima, summary.max) - summary.maxima.begin();
-    range.first_block = static_cast<std::int32_t>(first);
-    range.last_block = range.first_block + 1;
-    range.at_least = summary.max;
-    return range;
-  }
-  Pick& pick = picks_[i];
-  pick.sum = 0;
-  for (const double sum : summary.block_sums) pick.sum += sum;
-  if (has_filters(o, vocab_size_)) {
-    range.last_block = static_cast<std::int32_t>(num_maxima_);
-    range.at_least = filter_.needed(o, summary, pick.sum);
-    return range;
-  }
-  // LogitFilter::pick() over block sums.
-  pick.target =
-      pick.sum * uniform_at(o.seed, draw.sequence_id, draw.position, UniformPurpose::sampling);
-  pick.before = 0;
-  std::size_t block = 0;
-  while (block + 1 < summary.block_sums.size() &&
-         !(pick.before + summary.block_sums[block] > pick.target))
-    pick.before += summary.block_sums[block++];
-  constexpr auto kRatio = static_cast<std::int32_t>(kWeightBlock / kLogitBlock);
-  range.first_block = static_cast<std::int32_t>(block) * kRatio;
-  range.last_block = std::min(range.first_block + kRatio, static_cast<std::int32_t>(num_maxima_));
-  range.at_least = -std::numeric_limits<float>::infinity();
+  if (draws_alone(o) || !std::isfinite(summary.max)) return range;  // none
+  sums_[i] = 0;
+  for (const double sum : summary.block_sums) sums_[i] += sum;
+  range.last_block = static_cast<std::int32_t>(num_maxima_);
+  range.at_least = filter_.needed(o, summary, sums_[i]);
   return range;
 }
 
 Status DeviceSampler::State::gather(const float* logits, std::size_t num_draws) {
-  const ByteCopy ranges{reinterpret_cast<const std::byte*>(host_arrays_.ranges),
-                        reinterpret_cast<std::byte*>(device_arrays_.ranges),
-                        num_draws * sizeof *host_arrays_.ranges};
+  const ByteCopy ranges =
+      copy_of(host_arrays_.ranges, device_arrays_.ranges, static_cast<std::int64_t>(num_draws));
   HEADRACE_TRY(device_.copy({&ranges, 1}, nullptr));
   HEADRACE_TRY(cuda::gather_logits({.logits = logits,
                                     .vocab_size = vocab_size_,
@@ -233,39 +270,15 @@ std::optional<std::int32_t> DeviceSampler::State::finish(const Draw& draw, std::
   const SamplingOptions& o = *draw.options;
   const LogitSummary summary = summary_of(i);
   const auto count = static_cast<std::size_t>(counts_[i]);
-  if (!std::isfinite(summary.max) || counts_[i] > kMaxCandidates) return std::nullopt;
+  if (draws_alone(o) || !std::isfinite(summary.max) || counts_[i] > kMaxCandidates)
+    return std::nullopt;
   const std::span<const Candidate> known{known_ + i * kMaxCandidates, count};
-  if (o.temperature == 0) return known.front().token;
-  if (!has_filters(o, vocab_size_)) return pick_token(known, summary.max, o.temperature, picks_[i]);
-  filter_.begin(summary, picks_[i].sum, known);
+  filter_.begin(summary, sums_[i], known);
   filter_.apply(o);
   if (filter_.keeps_all()) return std::nullopt;  // by rounding, or top_k beyond the block maxima
   const Distribution left = filter_.distribution(o.temperature);
   return left.tokens[filter_.pick(
       uniform_at(o.seed, draw.sequence_id, draw.position, UniformPurpose::sampling))];
-}
-
-// LogitFilter::pick() in a block.
-std::int32_t DeviceSampler::State::pick_token(std::span<const Candidate> block, float max,
-                                              double temperature, const Pick& pick) {
-  for (std::size_t i = 0; i < block.size(); ++i) values_[i] = block[i].logit;
-  double sum = 0;
-  cpu::exp_weights({.logits = values_.data(),
-                    .num_logits = std::ssize(block),
-                    .max = max,
-                    .temperature = static_cast<float>(temperature),
-                    .weights = weights_.data(),
-                    .block_sums = &sum},
-                   host_);
-  double reached = pick.before;
-  std::int32_t picked = 0;
-  for (std::size_t i = 0; i < block.size(); ++i) {
-    if (weights_[i] == 0) continue;
-    picked = block[i].token;
-    reached += static_cast<double>(weights_[i]);
-    if (reached > pick.target) break;
-  }
-  return picked;
 }
 
 bool DeviceSampler::takes(const SamplingOptions& o) {
@@ -293,6 +306,15 @@ DeviceSampler& DeviceSampler::operator=(DeviceSampler&&) noexcept = default;
 
 Status DeviceSampler::draw(const float* logits, std::span<Draw> draws) {
   return state_->draw(logits, draws);
+}
+Status DeviceSampler::begin(const float* logits, std::span<const Draw> draws) {
+  return state_->begin(logits, draws);
+}
+Status DeviceSampler::end(std::span<Draw> draws) { return state_->end(draws); }
+const std::int32_t* DeviceSampler::tokens_on_device() const { return state_->tokens_on_device(); }
+std::int64_t DeviceSampler::max_draws() const { return state_->max_draws(); }
+bool DeviceSampler::draws_alone(const SamplingOptions& options) const {
+  return state_->draws_alone(options);
 }
 
 }  // namespace headrace

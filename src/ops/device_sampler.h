@@ -1,6 +1,7 @@
 // Draws tokens from logits in the memory of a GPU: those that Sampler draws from the same logits on
-// the host. The device computes maxima and sums of all logits and picks out the few that the
-// filters may keep; the host finishes with the arithmetic of Sampler.
+// the host. Without filters the device draws by itself. With filters it computes maxima and sums of
+// all logits and picks out the few that the filters may keep; the host finishes with the arithmetic
+// of Sampler.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +22,15 @@ class DeviceSampler {
     const SamplingOptions* options;
     std::uint64_t sequence_id;
     std::int64_t position;
-    // Result. Empty: Sampler draws from the row itself, which has NaN or too many tokens that the
-    // filters keep.
+    // Result. Empty without a failure: Sampler draws from the row itself, which has NaN or too many
+    // tokens that the filters keep.
     std::optional<std::int32_t> token = {};
+    Status failure = {};  // of the row
   };
   // No penalties, biases or logprobs.
   static bool takes(const SamplingOptions& options);
+  // Of these, draws that need no host: greedy, or without filters.
+  bool draws_alone(const SamplingOptions& options) const;
 
   // max_draws: of one call. The device must outlive it. unsupported: not a GPU. out_of_memory.
   static Result<DeviceSampler> make(Device& device, const DeviceInfo& host, std::int64_t max_draws,
@@ -38,6 +42,13 @@ class DeviceSampler {
   // logits: [*, vocab_size], in device memory, behind earlier work of the default stream. Returns
   // when the tokens are there. device_error.
   Status draw(const float* logits, std::span<Draw> draws);
+
+  // The same of up to max_draws draws that need no host, in two calls: begin() returns when they
+  // are enqueued, and the tokens are in memory of the device for later work of the default stream.
+  Status begin(const float* logits, std::span<const Draw> draws);
+  const std::int32_t* tokens_on_device() const;  // [max_draws]
+  Status end(std::span<Draw> draws);             // those of begin()
+  std::int64_t max_draws() const;
 
  private:
   class State;

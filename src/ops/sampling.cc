@@ -55,6 +55,20 @@ class Sampler::State {
   std::int32_t greedy_token_ = 0;
 };
 
+Failure bad_logit_of_model(std::size_t i, float logit) {
+  return {ErrorCode::io_error,
+          format_text("logits[{}]={}, as the model computed it: must be a number or -infinity; "
+                      "the weights are damaged or overflow; check the model file",
+                      i, logit)};
+}
+
+Failure all_logits_forbidden(std::size_t num_logits) {
+  return invalid_argument(
+      "logits: all {} are -infinity, so no token can be drawn; allow one in the mask and in "
+      "logit_bias",
+      num_logits);
+}
+
 namespace {
 
 bool has_counts(const SamplingOptions& o) {
@@ -76,11 +90,7 @@ std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
 
 // Bad logits of the model are not an error of the caller.
 Failure bad_logits(std::span<const float> of_model, std::span<const float> logits) {
-  if (const auto i = find_bad_logit(of_model))
-    return {ErrorCode::io_error,
-            format_text("logits[{}]={}, as the model computed it: must be a number or -infinity; "
-                        "the weights are damaged or overflow; check the model file",
-                        *i, of_model[*i])};
+  if (const auto i = find_bad_logit(of_model)) return bad_logit_of_model(*i, of_model[*i]);
   if (const auto i = find_bad_logit(logits))
     return invalid_argument(
         "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
@@ -117,11 +127,7 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   if (changes_logits(options))
     if (Status wrong = penalise(input, options)) return wrong;
   if (!filter_.begin(logits_)) return bad_logits(input.logits, logits_);
-  if (std::isinf(filter_.max()))
-    return invalid_argument(
-        "logits: all {} are -infinity, so no token can be drawn; allow one in the mask and in "
-        "logit_bias",
-        logits_.size());
+  if (std::isinf(filter_.max())) return all_logits_forbidden(logits_.size());
   if (options.temperature != 0) filter_.apply(options);
   return {};
 }

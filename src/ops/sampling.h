@@ -124,4 +124,8 @@ class Sampler {
   std::unique_ptr<State> state_;
 };
 
+// The errors of logits from which no token can be drawn.
+Failure bad_logit_of_model(std::size_t i, float logit);  // NaN or +infinity
+Failure all_logits_forbidden(std::size_t num_logits);
+
 }  // namespace headrace

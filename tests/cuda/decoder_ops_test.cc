@@ -36,8 +36,8 @@ class DecoderOps : public ::testing::Test {
 };
 
 TEST_F(DecoderOps, GatherCopiesRows) {
-  const std::vector<std::int32_t> rows = {4, 0, 4, 2};
-  const OnDevice<std::int32_t> rows_device(rows);
+  const std::vector<std::int32_t> rows = {4, 0, 4, 2}, drawn = {2, 4};
+  const OnDevice<std::int32_t> rows_device({-2, 0, 4, -1}), drawn_device(drawn);
   for (const std::int64_t width : kWidths) {
     const Stored x = random_bf16(kRows * width, 1);
     const OnDevice<std::uint16_t> x_device(x), out(Stored(rows.size() * x.size() / kRows));
@@ -45,7 +45,8 @@ TEST_F(DecoderOps, GatherCopiesRows) {
                                     .rows = rows_device.data(),
                                     .out = out.data(),
                                     .num_rows = static_cast<std::int64_t>(rows.size()),
-                                    .width = width},
+                                    .width = width,
+                                    .drawn = drawn_device.data()},
                                    0, nullptr));
     const Stored got = out.read();
     for (std::size_t r = 0; r < rows.size(); ++r)

@@ -132,5 +132,50 @@ TEST_P(DeviceSamplerOnGpu, LeavesBadRowsToTheHost) {
   }
 }
 
+// In two calls: the tokens stay on the device, and errors are those of the host.
+TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
+  const std::int64_t vocab_size = GetParam();
+  const auto device = std::move(cuda::make_device(0).value());
+  const DeviceInfo host = cpu_info().value();
+  auto sampler = std::move(DeviceSampler::make(*device, host, 8, vocab_size).value());
+  Sampler on_host = std::move(Sampler::make(host).value());
+  Random random(static_cast<std::uint64_t>(vocab_size));
+  std::vector<float> rows;
+  for (std::int64_t i = 0; i < 6; ++i) {
+    auto row = row_of(i < 3 ? kKinds[i] : Kind::normal, vocab_size, random);
+    if (i == 3) std::ranges::fill(row, -kInfinity);
+    if (i > 3) row[static_cast<std::size_t>(vocab_size * 2 / 3)] = i == 4 ? kInfinity : NAN;
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  const OnDevice<float> logits(rows);
+  for (const double temperature : {0.0, 0.4, 1.0, 3.0})
+    for (std::int64_t position = 0; position < 40; ++position) {
+      const SamplingOptions options{.temperature = temperature, .seed = 7};
+      ASSERT_TRUE(sampler.draws_alone(options));
+      std::vector<DeviceSampler::Draw> draws;
+      for (std::int64_t row = 5; row >= 0; --row)
+        draws.push_back({.row = row, .options = &options, .sequence_id = 3, .position = position});
+      ASSERT_FALSE(sampler.begin(logits.data(), draws));
+      ASSERT_FALSE(sampler.end(draws));
+      std::vector<std::int32_t> tokens(draws.size());
+      ASSERT_FALSE(device->download(sampler.tokens_on_device(), tokens.data(),
+                                    tokens.size() * sizeof tokens[0], nullptr));
+      for (std::size_t i = 0; i < draws.size(); ++i) {
+        const std::span row(rows.data() + draws[i].row * vocab_size,
+                            static_cast<std::size_t>(vocab_size));
+        const auto expected =
+            on_host.sample({.logits = row, .sequence_id = 3, .position = position}, options);
+        ASSERT_EQ(draws[i].token.has_value(), expected.ok()) << "row " << draws[i].row;
+        if (expected.ok()) {
+          ASSERT_EQ(*draws[i].token, expected.value().token) << "row " << draws[i].row;
+        } else {
+          EXPECT_EQ(draws[i].failure->message, expected.failure().message);
+          EXPECT_EQ(draws[i].failure->code, expected.failure().code);
+        }
+        EXPECT_EQ(tokens[i], draws[i].token.value_or(0));
+      }
+    }
+}
+
 }  // namespace
 }  // namespace headrace::testing

@@ -78,6 +78,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
     for (const Request& request : requests_) expected_.push_back(expected(request));
   }
   void expect_all(const EngineOptions& options, int num_rounds, const char* name);
+  void expect_tokens(EngineOptions options, int num_rounds, bool has_logits);
 
   std::optional<LanguageModel> model_;
   Sampler sampler_ = std::move(Sampler::make(cpu_info().value()).value());
@@ -88,12 +89,18 @@ class Bits : public ::testing::TestWithParam<Setup> {
   int num_unfinished_chunks_ = 0;
 };
 
-// Adds all requests, several times one after the other.
-inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const char* name) {
+// Where nothing asks for logits, an engine on a GPU computes a step while it draws the tokens of
+// the step before.
+inline void Bits::expect_all(const EngineOptions& options, int num_rounds, const char* name) {
   SCOPED_TRACE(name);
   if (expected_.empty()) expect_sessions();
+  for (const bool has_logits : {false, true}) expect_tokens(options, num_rounds, has_logits);
+}
+
+// Adds all requests, several times one after the other.
+inline void Bits::expect_tokens(EngineOptions options, int num_rounds, bool has_logits) {
+  SCOPED_TRACE(has_logits ? "with logits" : "without");
   Answers answers;
-  EngineOptions options = with;
   options.cache_dtype = GetParam().cache_dtype;
   options.k_dtype = options.v_dtype = GetParam().codes;
   if (GetParam().codes) {  // pages of whole groups, and as much memory
@@ -102,11 +109,12 @@ inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const ch
         std::max<std::int64_t>(options.num_pages * options.page_size / page_size, 9);
     options.page_size = page_size;
   }
-  options.on_logits = [&](std::int64_t request, std::int64_t sample,
-                          std::span<const float> logits) -> Status {
-    answers[{request, sample}].logits.emplace_back(logits.begin(), logits.end());
-    return std::nullopt;
-  };
+  if (has_logits)
+    options.on_logits = [&](std::int64_t request, std::int64_t sample,
+                            std::span<const float> logits) -> Status {
+      answers[{request, sample}].logits.emplace_back(logits.begin(), logits.end());
+      return std::nullopt;
+    };
   num_unfinished_chunks_ = 0;
   options.before_step = [&](std::span<const Chunk> chunks) -> Status {
     for (const Chunk& chunk : chunks) num_unfinished_chunks_ += !chunk.is_last;
@@ -124,7 +132,9 @@ inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const ch
   for (const auto& [key, answer] : answers) {
     const Answer& good = expected_[static_cast<std::size_t>(key.first - 1) % requests_.size()];
     EXPECT_EQ(answer.tokens, good.tokens) << "request " << key.first;
-    EXPECT_EQ(answer.logits, good.logits) << "request " << key.first;
+    if (has_logits) {
+      EXPECT_EQ(answer.logits, good.logits) << "request " << key.first;
+    }
     EXPECT_EQ(answer.finish, FinishReason::length);
   }
 }
@@ -167,6 +177,53 @@ TEST_P(Bits, TokensAreThoseThatTheHostDraws) {
   for (const auto& [key, answer] : answers)
     EXPECT_EQ(answer.tokens, expected(requests_[static_cast<std::size_t>(key.first - 1)]).tokens)
         << "request " << key.first;
+}
+
+// A sample that ends with a token may have been computed further; its pages go to others at once.
+TEST_P(Bits, EndWithTheTokensOfSessions) {
+  expect_sessions();
+  const std::int64_t page_size = whole_page_size(4, GetParam().codes, {});
+  const auto engine = engine_of(*model_, {.max_num_seqs = 7,
+                                          .cache_dtype = GetParam().cache_dtype,
+                                          .k_dtype = GetParam().codes,
+                                          .v_dtype = GetParam().codes,
+                                          .page_size = page_size,
+                                          .num_pages = 400 / page_size});
+  std::vector<Tokens> wanted;
+  std::vector<std::int64_t> aborted;
+  for (int round = 0; round < 3; ++round)
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      Request request = requests_[i];
+      Tokens tokens = expected_[i].tokens;
+      request.stop_tokens = {tokens[(i + 5 * static_cast<std::size_t>(round)) % tokens.size()]};
+      tokens.erase(std::ranges::find(tokens, request.stop_tokens[0]) + 1, tokens.end());
+      wanted.push_back(tokens);
+      const std::int64_t id = engine->add(request).value();
+      ASSERT_EQ(id, std::ssize(wanted));
+      if (i % 5 == 4) aborted.push_back(id);
+    }
+  Answers answers;
+  for (std::size_t step = 0;; ++step) {
+    if (step % 9 == 8 && step / 9 < aborted.size()) {
+      ASSERT_FALSE(engine->abort(aborted[step / 9]));
+    }
+    if (!engine->step().value()) break;
+    poll_all(*engine, answers);
+  }
+  ASSERT_EQ(std::ssize(answers), std::ssize(wanted));
+  int num_stopped = 0;
+  for (const auto& [key, answer] : answers) {
+    Tokens tokens = wanted[static_cast<std::size_t>(key.first - 1)];
+    ASSERT_TRUE(answer.finish) << "request " << key.first;
+    num_stopped += *answer.finish == FinishReason::stop;
+    if (*answer.finish == FinishReason::aborted) {
+      ASSERT_LE(answer.tokens.size(), tokens.size());
+      tokens.resize(answer.tokens.size());
+    }
+    EXPECT_EQ(answer.tokens, tokens) << "request " << key.first;
+  }
+  EXPECT_GE(num_stopped, std::ssize(wanted) - std::ssize(aborted));
+  EXPECT_EQ(engine->stats().num_free_pages, engine->stats().num_pages);
 }
 
 TEST_P(Bits, DoNotDependOnChunks) {

@@ -40,12 +40,17 @@ Status swiglu(const SwiGlu&, int, Stream) { return absent(); }
 Status to_bf16(const ToBf16&, int, Stream) { return absent(); }
 Status summarise_logits(const SummariseLogitsArgs&, int, Stream) { return absent(); }
 Status gather_logits(const GatherLogitsArgs&, int, Stream) { return absent(); }
+Status draw_tokens(const DrawTokensArgs&, int, Stream) { return absent(); }
 void DestroyStream::operator()(void*) const {}
 Result<OwnedStream> make_stream(int) { return absent(); }
 void DestroyGraph::operator()(void*) const {}
 Status begin_capture(int, Stream) { return absent(); }
 Result<Graph> end_capture(int, Stream) { return absent(); }
 Status launch_graph(const Graph&, Stream) { return absent(); }
+void DestroyEvent::operator()(void*) const {}
+Result<Event> make_event(int) { return absent(); }
+Status record(const Event&, Stream) { return absent(); }
+Status wait(const Event&) { return absent(); }
 void DestroyTimer::operator()(void*) const {}
 Result<Timer> make_timer(int) { return absent(); }
 Status start_timer(const Timer&, Stream) { return absent(); }

@@ -9,6 +9,7 @@
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/cublaslt.h"
 #include "backends/cuda/gemm/gemm.h"
+#include "backends/cuda/runtime/event.h"
 #include "backends/cuda/runtime/graph.h"
 #include "backends/cuda/runtime/timer.h"
 #include "core/kernel.h"
@@ -69,6 +70,7 @@ Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream s
 // The passes over logits that sampling makes.
 Status summarise_logits(const SummariseLogitsArgs& args, int device_id, Stream stream);
 Status gather_logits(const GatherLogitsArgs& args, int device_id, Stream stream);
+Status draw_tokens(const DrawTokensArgs& args, int device_id, Stream stream);
 
 // An append to a paged KV cache: checks the device and the pointers, then launches on `stream`.
 Status kv_append(const KvAppendArgs& args, int device_id, Stream stream);

@@ -29,7 +29,9 @@ __device__ __forceinline__ std::int64_t vec_of_thread() {
 __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherRows p) {
   griddep_launch_dependents();
   griddep_wait();
-  const std::int64_t from = p.rows[blockIdx.x] * p.width, to = blockIdx.x * p.width;
+  const std::int32_t row = p.rows[blockIdx.x];
+  const std::int64_t from = (row < 0 ? p.drawn[-1 - row] : row) * p.width;
+  const std::int64_t to = blockIdx.x * p.width;
   for (std::int64_t i = threadIdx.x * kVec; i < p.width; i += kThreads * kVec)
     store_vec(p.out, to + i, load_vec(p.x, from + i));
 }

@@ -10,12 +10,13 @@
 
 namespace headrace::cuda {
 
-// out[i] = x[rows[i]].
+// out[i] = x[rows[i]]; a row below 0 is drawn[-1 - row].
 struct GatherRows {
   const void* x;             // [*, width]
   const std::int32_t* rows;  // [num_rows], rows of x
   void* out;                 // [num_rows, width]
   std::int64_t num_rows, width;
+  const std::int32_t* drawn = nullptr;  // null: no row is below 0
 };
 Status gather_rows(const GatherRows& call, int device_id, Stream stream);
 

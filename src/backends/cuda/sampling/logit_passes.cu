@@ -1,4 +1,6 @@
 // Passes over rows of logits, from which the host draws tokens (ops/device_sampler.h).
+#include <climits>
+
 #include "backends/cuda/backend.h"
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/device/types.cuh"
@@ -151,6 +153,87 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs
   if (threadIdx.x == 0) p.counts[blockIdx.x] = offsets[num_blocks];
 }
 
+// The smallest of the threads' numbers.
+__device__ __forceinline__ int cta_min(int x, int* shared) {
+  __syncthreads();
+  if (threadIdx.x == 0) *shared = INT_MAX;
+  __syncthreads();
+  atomicMin(shared, x);
+  __syncthreads();
+  return *shared;
+}
+
+// The first index below `count` for which is_there holds; INT_MAX: none.
+template <class IsThere>
+__device__ __forceinline__ int first_index(int count, int* shared, IsThere is_there) {
+  int mine = INT_MAX;
+  for (int i = static_cast<int>(threadIdx.x); i < count && mine == INT_MAX; i += kThreads)
+    if (is_there(i)) mine = i;
+  return cta_min(mine, shared);
+}
+
+// LogitFilter::pick() without filters. sums: of all blocks up to each. One thread adds, as doubles
+// added in another order would be others.
+__device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, const float* row,
+                             float max, double* sums, float* weights, int* shared) {
+  const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
+  const double* block_sums = p.block_sums + static_cast<std::int64_t>(blockIdx.x) * num_sums;
+  for (int i = static_cast<int>(threadIdx.x); i < num_sums; i += kThreads) sums[i] = block_sums[i];
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int i = 1; i < num_sums; ++i) sums[i] += sums[i - 1];
+  __syncthreads();
+  const double target = sums[num_sums - 1] * query.uniform;
+  const int found = first_index(num_sums, shared, [&](int i) { return sums[i] > target; });
+  const int block = min(found, num_sums - 1);
+  const std::int64_t first = block * kWeightBlock;
+  const int count = static_cast<int>(min(kWeightBlock, p.vocab_size - first));
+  const int i = static_cast<int>(threadIdx.x);
+  weights[i] = i < count ? weight_of(row[first + i], max, query.temperature) : 0.0f;
+  __syncthreads();
+  if (i == 0) {
+    double reached = block > 0 ? sums[block - 1] : 0;
+    *shared = 0;
+    for (int k = 0; k < count && !(reached > target); ++k) {
+      if (weights[k] == 0) continue;
+      *shared = k;
+      reached += static_cast<double>(weights[k]);
+    }
+  }
+  __syncthreads();
+  return static_cast<int>(first) + *shared;
+}
+
+// A CTA per query.
+__global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) {
+  static_assert(kThreads == kWeightBlock);
+  extern __shared__ double sums[];  // [blocks of weights]
+  __shared__ float weights[kWeightBlock];
+  __shared__ int shared;
+  const LogitQuery query = p.queries[blockIdx.x];
+  const float* row = p.logits + query.row * p.vocab_size;
+  const float max = p.row_maxima[blockIdx.x];
+  const int num_maxima = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
+  const float* maxima = p.maxima + static_cast<std::int64_t>(blockIdx.x) * num_maxima;
+  int token;
+  if (isnan(max)) {
+    const auto is_bad = [&](int i) { return !(row[i] < INFINITY); };
+    token = -1 - first_index(static_cast<int>(p.vocab_size), &shared, is_bad);
+  } else if (max == -INFINITY) {
+    token = -1;
+  } else if (query.temperature == 0) {
+    const int first =
+        first_index(num_maxima, &shared, [&](int i) { return maxima[i] == max; }) * kLogitBlock;
+    const int count = min(static_cast<int>(kLogitBlock), static_cast<int>(p.vocab_size) - first);
+    token = first + first_index(count, &shared, [&](int i) { return row[first + i] == max; });
+  } else {
+    token = draw_weighted(p, query, row, max, sums, weights, &shared);
+  }
+  if (threadIdx.x > 0) return;
+  p.drawn[blockIdx.x] = {token, row[token < 0 ? -1 - token : token]};
+  p.tokens[blockIdx.x] = token < 0 ? 0 : token;
+}
+
 constexpr std::int64_t kMaxRows = 65535;  // the grid's second axis
 
 }  // namespace
@@ -187,6 +270,19 @@ Status gather_logits(const GatherLogitsArgs& call, int device_id, Stream stream)
                  .block = dim3(kThreads),
                  .smem_bytes = static_cast<unsigned>(bytes)},
                 static_cast<cudaStream_t>(stream), gather_kernel, call);
+}
+
+Status draw_tokens(const DrawTokensArgs& call, int device_id, Stream stream) {
+  const DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  if (call.vocab_size > kMaxGatherLogits)
+    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxGatherLogits);
+  const std::int64_t bytes = ceil_div(call.vocab_size, kWeightBlock) * 8;
+  return launch({.name = "logit_draw",
+                 .grid = dim3(static_cast<unsigned>(call.num_queries)),
+                 .block = dim3(kThreads),
+                 .smem_bytes = static_cast<unsigned>(bytes)},
+                static_cast<cudaStream_t>(stream), draw_kernel, call);
 }
 
 }  // namespace headrace::cuda
