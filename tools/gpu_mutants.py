@@ -45,7 +45,7 @@ UNITS = {
     "cuda_release_fwd": ["sm90/fwd/hd128", "sm90/fwd/hd128_bias", "sm90/fwd/hd128_dropout"],
     "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
     "cuda_release_sm80": ["sm80/fwd/bf16_hd64", "sm80/fwd/bf16_hd128"],
-    "cuda_release_gemm": ["gemm/tiles"],
+    "cuda_release_gemm": ["gemm/tiles_bf16", "gemm/tiles_f16"],
     "cuda_softmax": ["softmax/f32"],
     "cuda_kv_append": ["elementwise/kv_append"],
     "cuda_sm90_decode": ["sm90/decode/hd64", "sm90/decode/hd128"],
@@ -53,7 +53,7 @@ UNITS = {
     "cuda_sm80_codes": ["sm80/codes/bf16_hd64", "sm80/codes/bf16_hd128"],
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_sparq": ["sparq/scores", "sparq/attend", "sparq/append"],
-    "cuda_gemm": ["gemm/stream", "gemm/tiles", "gemm/wide_bf16", "gemm/wide_f16"],
+    "cuda_gemm": ["gemm/stream", "gemm/tiles_bf16", "gemm/tiles_f16", "gemm/wide_bf16", "gemm/wide_f16"],
     "cuda_executor": [],  # of the host: all that a mutant changes
     "cuda_backward_rows": ["common/bwd_preprocess"],
     "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/postprocess", "sm90/bwd/hd64_fixed",

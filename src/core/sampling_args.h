@@ -37,7 +37,7 @@ struct Candidate {
 struct LogitQuery {
   std::int64_t row;   // of the logits
   float temperature;  // of the weights; 0: no weights
-  double uniform;     // of a draw, in [0, 1)
+  double uniform;     // of a draw, in [0, 1); below 0: the largest logit
 };
 
 // Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
@@ -77,11 +77,12 @@ struct GatherLogitsArgs {
 struct DrawnToken {
   std::int32_t token;  // below 0: none can be drawn
   float logit;         // of the token; NaN or +infinity: of token -1 - `token`; -infinity: all are
+  float max;           // of the row
+  double sum;          // of the weights, with a temperature
 };
 
-// Tokens from the summaries of their rows. Temperature 0: the first of the largest logits. Else the
-// token on which `uniform` of the sum of all weights falls, added in the order and with the bits of
-// the CPU.
+// Tokens from the summaries of their rows: the first of the largest logits, or the token on which
+// `uniform` of the sum of all weights falls, added in the order and with the bits of the CPU.
 struct DrawTokensArgs {
   const float* logits;  // [*, vocab_size]
   std::int64_t vocab_size;

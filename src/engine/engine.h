@@ -106,7 +106,8 @@ class Engine {
     Owner owner;
     std::int64_t row;
     std::optional<std::int32_t> token = {};  // drawn on the device
-    bool is_appended = false;                // before the token is known
+    float logprob = 0;
+    bool is_appended = false;  // before the token is known
   };
   // What a sample gained and was not polled.
   struct Gain {

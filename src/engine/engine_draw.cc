@@ -64,7 +64,10 @@ Status Engine::draw_on_device() {
   HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
   auto drawn = device_draws_.begin();
   for (Draw& draw : draws_)
-    if (is_on_device(draw)) draw.token = (drawn++)->token;
+    if (is_on_device(draw)) {
+      draw.token = drawn->token;
+      draw.logprob = (drawn++)->logprob;
+    }
   return std::nullopt;
 }
 
@@ -100,7 +103,8 @@ Status Engine::take_drawn() {
     if (draw.is_appended)
       scheduler_.replace_last(draw.owner.sample->sequence, drawn.token.value_or(0));
     if (drawn.token)
-      accept(draw.owner, {.token = *drawn.token, .top_logprobs = {}}, draw.is_appended);
+      accept(draw.owner, {.token = *drawn.token, .logprob = drawn.logprob, .top_logprobs = {}},
+             draw.is_appended);
     else
       finish(draw.owner, {}, FinishReason::error, drawn.failure->message);
   }
@@ -126,7 +130,7 @@ Status Engine::draw(const Draw& draw) {
   ActiveSample& sample = *owner.sample;
   if (sample.has_finished) return std::nullopt;  // with another beam of its search
   if (draw.token) {
-    accept(owner, {.token = *draw.token, .top_logprobs = {}});
+    accept(owner, {.token = *draw.token, .logprob = draw.logprob, .top_logprobs = {}});
     return std::nullopt;
   }
   Result<std::span<const float>> logits = logits_of(draw.row);

@@ -18,6 +18,12 @@ namespace {
 constexpr std::int64_t kMaxCandidates = 4096;
 static_assert(kMaxCandidates >= kWeightBlock);
 
+// Whether the logprob of the token comes from weights of another temperature than the draw's.
+bool needs_more_weights(const SamplingOptions& o) {
+  return o.num_logprobs && o.logprobs_mode == LogprobsMode::raw && o.temperature != 0 &&
+         o.temperature != 1;
+}
+
 bool has_filters(const SamplingOptions& o, std::int64_t vocab_size) {
   return (o.top_k != 0 && o.top_k < vocab_size) || o.top_p < 1 || o.min_p != 0;
 }
@@ -26,6 +32,7 @@ bool has_filters(const SamplingOptions& o, std::int64_t vocab_size) {
 float temperature_of_sums(const SamplingOptions& o, std::int64_t vocab_size) {
   if (o.order == SamplingOrder::llama_cpp && o.temperature != 0 && has_filters(o, vocab_size))
     return 1;
+  if (o.temperature == 0) return o.num_logprobs ? 1 : 0;
   return static_cast<float>(o.temperature);
 }
 
@@ -76,10 +83,13 @@ class DeviceSampler::State {
     double* block_sums;
   };
   Arrays arrays_in(Buffer& buffer, std::size_t& bytes) const;
+  // Those of the draws, then of weights that their logprobs need besides.
+  std::int64_t max_queries() const { return 2 * max_draws_; }
 
   Status draw_some(const float* logits, std::span<Draw> draws);
   Status enqueue_summaries(const float* logits, std::span<const Draw> draws);
   Status read_summaries(std::size_t num_draws);
+  void take_drawn(std::span<Draw> draws) const;
   LogitSummary summary_of(std::size_t i) const;
   LogitRange range_of(const Draw& draw, std::size_t i);
   Status gather(const float* logits, std::size_t num_draws);
@@ -89,7 +99,8 @@ class DeviceSampler::State {
   const DeviceInfo host_;
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
-  std::vector<double> sums_;  // of the weights of a draw
+  std::vector<double> sums_;      // of the weights of a draw
+  std::int64_t num_queries_ = 0;  // of begin()
 
   Buffer on_device_, on_host_;  // Arrays
   Arrays device_arrays_{}, host_arrays_{};
@@ -104,11 +115,11 @@ class DeviceSampler::State {
 DeviceSampler::State::Arrays DeviceSampler::State::arrays_in(Buffer& buffer,
                                                              std::size_t& bytes) const {
   Arrays a{};
-  a.queries = part<LogitQuery>(buffer, bytes, max_draws_);
+  a.queries = part<LogitQuery>(buffer, bytes, max_queries());
   a.ranges = part<LogitRange>(buffer, bytes, max_draws_);
-  a.row_maxima = part<float>(buffer, bytes, max_draws_);
-  a.maxima = part<float>(buffer, bytes, max_draws_ * num_maxima_);
-  a.block_sums = part<double>(buffer, bytes, max_draws_ * num_sums_);
+  a.row_maxima = part<float>(buffer, bytes, max_queries());
+  a.maxima = part<float>(buffer, bytes, max_queries() * num_maxima_);
+  a.block_sums = part<double>(buffer, bytes, max_queries() * num_sums_);
   return a;
 }
 
@@ -116,10 +127,10 @@ Status DeviceSampler::State::allocate() {
   std::size_t bytes = 0, candidate_bytes = 0;
   Buffer none;
   arrays_in(none, bytes);
-  part<std::int32_t>(none, bytes, max_draws_);
+  part<std::int32_t>(none, bytes, max_queries());
   part<std::int32_t>(none, candidate_bytes, max_draws_);
   part<Candidate>(none, candidate_bytes, max_draws_ * kMaxCandidates);
-  part<DrawnToken>(none, candidate_bytes, max_draws_);
+  part<DrawnToken>(none, candidate_bytes, max_queries());
   on_device_ = device_.allocate(bytes);
   on_host_ = device_.allocate_host(bytes);
   candidates_ = device_.allocate_host(candidate_bytes);
@@ -132,12 +143,12 @@ Status DeviceSampler::State::allocate() {
   has_drawn_ = std::move(event.value());
   std::size_t at = 0;
   device_arrays_ = arrays_in(on_device_, at);
-  tokens_ = part<std::int32_t>(on_device_, at, max_draws_);
+  tokens_ = part<std::int32_t>(on_device_, at, max_queries());
   host_arrays_ = arrays_in(on_host_, at = 0);
   candidate_bytes = 0;
   counts_ = part<std::int32_t>(candidates_, candidate_bytes, max_draws_);
   known_ = part<Candidate>(candidates_, candidate_bytes, max_draws_ * kMaxCandidates);
-  drawn_ = part<DrawnToken>(candidates_, candidate_bytes, max_draws_);
+  drawn_ = part<DrawnToken>(candidates_, candidate_bytes, max_queries());
   return std::nullopt;
 }
 
@@ -159,7 +170,7 @@ Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> dr
   HEADRACE_TRY(cuda::draw_tokens({.logits = logits,
                                   .vocab_size = vocab_size_,
                                   .queries = device_arrays_.queries,
-                                  .num_queries = std::ssize(draws),
+                                  .num_queries = num_queries_,
                                   .maxima = device_arrays_.maxima,
                                   .block_sums = device_arrays_.block_sums,
                                   .row_maxima = device_arrays_.row_maxima,
@@ -171,16 +182,33 @@ Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> dr
 
 Status DeviceSampler::State::end(std::span<Draw> draws) {
   HEADRACE_TRY(cuda::wait(has_drawn_));
-  for (std::size_t i = 0; i < draws.size(); ++i) {
-    const auto [token, logit] = drawn_[i];
-    if (token >= 0)
-      draws[i].token = token;
-    else if (std::isinf(logit) && logit < 0)
-      draws[i].failure = all_logits_forbidden(static_cast<std::size_t>(vocab_size_));
-    else
-      draws[i].failure = bad_logit_of_model(static_cast<std::size_t>(-1 - token), logit);
-  }
+  take_drawn(draws);
   return std::nullopt;
+}
+
+// The tokens that the device drew alone, with the arithmetic of Sampler for logprobs.
+void DeviceSampler::State::take_drawn(std::span<Draw> draws) const {
+  std::size_t next = draws.size();
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const SamplingOptions& o = *draws[i].options;
+    const DrawnToken& drawn = drawn_[i];
+    const double sum = needs_more_weights(o) ? drawn_[next++].sum : drawn.sum;
+    if (!draws_alone(o)) continue;
+    if (drawn.token < 0) {
+      draws[i].failure =
+          drawn.logit == -std::numeric_limits<float>::infinity()
+              ? all_logits_forbidden(static_cast<std::size_t>(vocab_size_))
+              : bad_logit_of_model(static_cast<std::size_t>(-1 - drawn.token), drawn.logit);
+      continue;
+    }
+    draws[i].token = drawn.token;
+    const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
+    if (!o.num_logprobs || (!is_raw && o.temperature == 0)) continue;
+    draws[i].logprob =
+        static_cast<float>((static_cast<double>(drawn.logit) - static_cast<double>(drawn.max)) /
+                               (is_raw ? 1 : o.temperature) -
+                           std::log(sum));
+  }
 }
 
 // Those that the device draws alone beside others.
@@ -189,29 +217,33 @@ Status DeviceSampler::State::draw_some(const float* logits, std::span<Draw> draw
   HEADRACE_TRY(read_summaries(draws.size()));
   for (std::size_t i = 0; i < draws.size(); ++i) host_arrays_.ranges[i] = range_of(draws[i], i);
   HEADRACE_TRY(gather(logits, draws.size()));
+  take_drawn(draws);
   for (std::size_t i = 0; i < draws.size(); ++i)
-    draws[i].token = draws_alone(*draws[i].options) && drawn_[i].token >= 0 ? drawn_[i].token
-                                                                            : finish(draws[i], i);
+    if (!draws_alone(*draws[i].options)) draws[i].token = finish(draws[i], i);
   return std::nullopt;
 }
 
 Status DeviceSampler::State::enqueue_summaries(const float* logits, std::span<const Draw> draws) {
-  for (std::size_t i = 0; i < draws.size(); ++i) {
-    const auto& [row, options, sequence_id, position, token, failure] = draws[i];
-    const float temperature = temperature_of_sums(*options, vocab_size_);
-    host_arrays_.queries[i] = {row, temperature,
-                               temperature == 0 ? 0
-                                                : uniform_at(options->seed, sequence_id, position,
-                                                             UniformPurpose::sampling)};
+  constexpr double kLargest = -1;  // in place of a random number
+  num_queries_ = 0;
+  for (const Draw& draw : draws) {
+    const SamplingOptions& o = *draw.options;
+    host_arrays_.queries[num_queries_++] = {
+        draw.row, temperature_of_sums(o, vocab_size_),
+        o.temperature == 0
+            ? kLargest
+            : uniform_at(o.seed, draw.sequence_id, draw.position, UniformPurpose::sampling)};
   }
-  const auto count = std::ssize(draws);
+  for (const Draw& draw : draws)
+    if (needs_more_weights(*draw.options))
+      host_arrays_.queries[num_queries_++] = {draw.row, 1, kLargest};
   const Arrays& d = device_arrays_;
-  const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, count);
+  const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, num_queries_);
   HEADRACE_TRY(device_.copy({&queries, 1}, nullptr));
   return cuda::summarise_logits({.logits = logits,
                                  .vocab_size = vocab_size_,
                                  .queries = d.queries,
-                                 .num_queries = count,
+                                 .num_queries = num_queries_,
                                  .maxima = d.maxima,
                                  .block_sums = d.block_sums,
                                  .row_maxima = d.row_maxima},
@@ -270,8 +302,7 @@ std::optional<std::int32_t> DeviceSampler::State::finish(const Draw& draw, std::
   const SamplingOptions& o = *draw.options;
   const LogitSummary summary = summary_of(i);
   const auto count = static_cast<std::size_t>(counts_[i]);
-  if (draws_alone(o) || !std::isfinite(summary.max) || counts_[i] > kMaxCandidates)
-    return std::nullopt;
+  if (!std::isfinite(summary.max) || counts_[i] > kMaxCandidates) return std::nullopt;
   const std::span<const Candidate> known{known_ + i * kMaxCandidates, count};
   filter_.begin(summary, sums_[i], known);
   filter_.apply(o);
@@ -282,8 +313,9 @@ std::optional<std::int32_t> DeviceSampler::State::finish(const Draw& draw, std::
 }
 
 bool DeviceSampler::takes(const SamplingOptions& o) {
+  const bool has_no_filters = o.temperature == 0 || (o.top_k == 0 && o.top_p == 1 && o.min_p == 0);
   return o.logit_bias.empty() && o.repetition_penalty == 1 && o.presence_penalty == 0 &&
-         o.frequency_penalty == 0 && !o.num_logprobs;
+         o.frequency_penalty == 0 && (!o.num_logprobs || (*o.num_logprobs == 0 && has_no_filters));
 }
 
 Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host,

@@ -25,9 +25,10 @@ class DeviceSampler {
     // Result. Empty without a failure: Sampler draws from the row itself, which has NaN or too many
     // tokens that the filters keep.
     std::optional<std::int32_t> token = {};
+    float logprob = 0;    // of the token, with num_logprobs
     Status failure = {};  // of the row
   };
-  // No penalties, biases or logprobs.
+  // No penalties or biases; logprobs of the drawn tokens alone, and without filters.
   static bool takes(const SamplingOptions& options);
   // Of these, draws that need no host: greedy, or without filters.
   bool draws_alone(const SamplingOptions& options) const;

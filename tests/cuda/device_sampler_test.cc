@@ -149,8 +149,11 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
   }
   const OnDevice<float> logits(rows);
   for (const double temperature : {0.0, 0.4, 1.0, 3.0})
-    for (std::int64_t position = 0; position < 40; ++position) {
-      const SamplingOptions options{.temperature = temperature, .seed = 7};
+    for (std::int64_t position = 0; position < 60; ++position) {
+      SamplingOptions options{.temperature = temperature, .seed = 7};
+      if (position % 3 != 0) options.num_logprobs = 0;
+      if (position % 3 == 2) options.logprobs_mode = LogprobsMode::processed;
+      ASSERT_TRUE(DeviceSampler::takes(options));
       ASSERT_TRUE(sampler.draws_alone(options));
       std::vector<DeviceSampler::Draw> draws;
       for (std::int64_t row = 5; row >= 0; --row)
@@ -168,6 +171,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
         ASSERT_EQ(draws[i].token.has_value(), expected.ok()) << "row " << draws[i].row;
         if (expected.ok()) {
           ASSERT_EQ(*draws[i].token, expected.value().token) << "row " << draws[i].row;
+          EXPECT_EQ(draws[i].logprob, expected.value().logprob) << "row " << draws[i].row;
         } else {
           EXPECT_EQ(draws[i].failure->message, expected.failure().message);
           EXPECT_EQ(draws[i].failure->code, expected.failure().code);

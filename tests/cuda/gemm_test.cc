@@ -15,6 +15,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/cublaslt_api.h"
+#include "backends/cuda/gemm/tiles.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
 #include "support/random.h"
@@ -285,6 +286,40 @@ TEST_P(GemmOnGpu, ATokensBitsDependOnNothingElse) {
     const Weights weights(GetParam(), shape);
     expect_equal_bits(weights, {.has_bias = true, .out_dtype = DType::f32});
     expect_equal_bits(weights, {.adds = true, .out_dtype = GetParam()});
+  }
+}
+
+// A product of `rows` rows for which this shape is chosen; 0 rows: none was found.
+Shape shape_for(const cuda::gemm::TileShape& wanted, std::int64_t tokens, int num_units) {
+  for (std::int64_t rows = 1000; rows < 40000; rows += 504) {
+    const Matrix matrix{nullptr, rows};
+    Product product{};
+    product.matrices = {&matrix, 1};
+    product.num_tokens = tokens;
+    if (cuda::gemm::choose_tile_shape(product, num_units) == wanted) return {{rows}, 200};
+  }
+  return {{0}, 200};
+}
+
+TEST_P(GemmOnGpu, EveryTileShapeHasTheBitsOfThePortableKernel) {
+  HEADRACE_NEEDS_GPU(90);
+  const int num_units = cuda::device_info(0).value().num_units;
+  for (const cuda::gemm::TileShape& tile : cuda::gemm::kTileShapes) {
+    SCOPED_TRACE(std::to_string(tile.rows) + (tile.is_ping_pong ? " in turns" : " together"));
+    int num_found = 0;
+    for (const std::int64_t tokens : {129, 130, 192, 250, 255, 256, 257, 300}) {
+      const Shape shape = shape_for(tile, tokens, num_units);
+      if (shape.rows[0] == 0) continue;
+      ++num_found;
+      const Weights weights(GetParam(), shape);
+      for (const bool adds : {false, true}) {
+        Weights::Options options{.has_bias = !adds, .adds = adds, .out_dtype = GetParam()};
+        const auto got = weights.run(tokens, options);
+        options.sm = 80;
+        ASSERT_EQ(got, weights.run(tokens, options)) << tokens << " tokens";
+      }
+    }
+    EXPECT_GT(num_found, 0);
   }
 }
 

@@ -40,6 +40,8 @@ class Bits : public ::testing::TestWithParam<Setup> {
         Request request{.prompt = prompt_of(length, 7), .max_new_tokens = kNewTokens};
         request.sampling = {.temperature = temperature, .seed = length};
         request.ignore_end = true;
+        if (length % 2 == 0) request.sampling.num_logprobs = 0;
+        if (length % 4 == 0) request.sampling.logprobs_mode = LogprobsMode::processed;
         all.push_back(request);
       }
     }
@@ -61,6 +63,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
       answer.logits.emplace_back(session.logits(), session.logits() + vocab_size);
       const Sample sample = sample_next(session, request.sampling, 0, num_prompt, sampler_).value();
       answer.tokens.push_back(sample.token);
+      answer.logprobs.push_back(sample.logprob);
       if (std::ssize(answer.tokens) == request.max_new_tokens) return answer;
       EXPECT_FALSE(session.append({&sample.token, 1}, nullptr));
     }
@@ -132,6 +135,7 @@ inline void Bits::expect_tokens(EngineOptions options, int num_rounds, bool has_
   for (const auto& [key, answer] : answers) {
     const Answer& good = expected_[static_cast<std::size_t>(key.first - 1) % requests_.size()];
     EXPECT_EQ(answer.tokens, good.tokens) << "request " << key.first;
+    EXPECT_EQ(answer.logprobs, good.logprobs) << "request " << key.first;
     if (has_logits) {
       EXPECT_EQ(answer.logits, good.logits) << "request " << key.first;
     }

@@ -30,6 +30,7 @@ inline Tokens prompt_of(std::size_t length, std::uint64_t seed) {
 // All that a sample gave.
 struct Answer {
   Tokens tokens;
+  std::vector<float> logprobs;  // 0 where none were asked for
   std::string text;
   std::optional<FinishReason> finish;
   std::string error;
@@ -42,7 +43,10 @@ inline void poll_all(Engine& engine, Answers& answers) {
   while (std::optional<Output> output = engine.poll()) {
     Answer& answer = answers[{output->request, output->sample}];
     EXPECT_FALSE(answer.finish) << "output after the end";
-    for (const OutputToken& token : output->tokens) answer.tokens.push_back(token.token);
+    for (const OutputToken& token : output->tokens) {
+      answer.tokens.push_back(token.token);
+      answer.logprobs.push_back(token.logprob);
+    }
     answer.text += output->text;
     answer.finish = output->finish;
     answer.error = output->error;

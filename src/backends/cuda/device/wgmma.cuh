@@ -108,8 +108,10 @@ struct WgmmaM64K16;
 #define HEADRACE_D_11 HEADRACE_D_10, HEADRACE_D(10)
 #define HEADRACE_N_12 HEADRACE_N_11 HEADRACE_N11
 #define HEADRACE_D_12 HEADRACE_D_11, HEADRACE_D(11)
-#define HEADRACE_N_16 HEADRACE_N_12 HEADRACE_N12 HEADRACE_N13 HEADRACE_N14 HEADRACE_N15
-#define HEADRACE_D_16 HEADRACE_D_12, HEADRACE_D(12), HEADRACE_D(13), HEADRACE_D(14), HEADRACE_D(15)
+#define HEADRACE_N_14 HEADRACE_N_12 HEADRACE_N12 HEADRACE_N13
+#define HEADRACE_D_14 HEADRACE_D_12, HEADRACE_D(12), HEADRACE_D(13)
+#define HEADRACE_N_16 HEADRACE_N_14 HEADRACE_N14 HEADRACE_N15
+#define HEADRACE_D_16 HEADRACE_D_14, HEADRACE_D(14), HEADRACE_D(15)
 
 // One width: N, N / 16, then the operand numbers after the N / 2 accumulators.
 #define HEADRACE_WGMMA(type, ptx, n, eights, x0, x1, x2, x3, x4, x5, x6)                         \
@@ -137,18 +139,19 @@ struct WgmmaM64K16;
                      "n"(static_cast<int>(kMajorB)));                                            \
     }                                                                                            \
   }
-#define HEADRACE_WGMMA_WIDTHS(type, ptx)                             \
-  HEADRACE_WGMMA(type, ptx, 32, 2, 16, 17, 18, 19, 20, 21, 22);      \
-  HEADRACE_WGMMA(type, ptx, 48, 3, 24, 25, 26, 27, 28, 29, 30);      \
-  HEADRACE_WGMMA(type, ptx, 64, 4, 32, 33, 34, 35, 36, 37, 38);      \
-  HEADRACE_WGMMA(type, ptx, 80, 5, 40, 41, 42, 43, 44, 45, 46);      \
-  HEADRACE_WGMMA(type, ptx, 96, 6, 48, 49, 50, 51, 52, 53, 54);      \
-  HEADRACE_WGMMA(type, ptx, 112, 7, 56, 57, 58, 59, 60, 61, 62);     \
-  HEADRACE_WGMMA(type, ptx, 128, 8, 64, 65, 66, 67, 68, 69, 70);     \
-  HEADRACE_WGMMA(type, ptx, 144, 9, 72, 73, 74, 75, 76, 77, 78);     \
-  HEADRACE_WGMMA(type, ptx, 160, 10, 80, 81, 82, 83, 84, 85, 86);    \
-  HEADRACE_WGMMA(type, ptx, 176, 11, 88, 89, 90, 91, 92, 93, 94);    \
-  HEADRACE_WGMMA(type, ptx, 192, 12, 96, 97, 98, 99, 100, 101, 102); \
+#define HEADRACE_WGMMA_WIDTHS(type, ptx)                                 \
+  HEADRACE_WGMMA(type, ptx, 32, 2, 16, 17, 18, 19, 20, 21, 22);          \
+  HEADRACE_WGMMA(type, ptx, 48, 3, 24, 25, 26, 27, 28, 29, 30);          \
+  HEADRACE_WGMMA(type, ptx, 64, 4, 32, 33, 34, 35, 36, 37, 38);          \
+  HEADRACE_WGMMA(type, ptx, 80, 5, 40, 41, 42, 43, 44, 45, 46);          \
+  HEADRACE_WGMMA(type, ptx, 96, 6, 48, 49, 50, 51, 52, 53, 54);          \
+  HEADRACE_WGMMA(type, ptx, 112, 7, 56, 57, 58, 59, 60, 61, 62);         \
+  HEADRACE_WGMMA(type, ptx, 128, 8, 64, 65, 66, 67, 68, 69, 70);         \
+  HEADRACE_WGMMA(type, ptx, 144, 9, 72, 73, 74, 75, 76, 77, 78);         \
+  HEADRACE_WGMMA(type, ptx, 160, 10, 80, 81, 82, 83, 84, 85, 86);        \
+  HEADRACE_WGMMA(type, ptx, 176, 11, 88, 89, 90, 91, 92, 93, 94);        \
+  HEADRACE_WGMMA(type, ptx, 192, 12, 96, 97, 98, 99, 100, 101, 102);     \
+  HEADRACE_WGMMA(type, ptx, 224, 14, 112, 113, 114, 115, 116, 117, 118); \
   HEADRACE_WGMMA(type, ptx, 256, 16, 128, 129, 130, 131, 132, 133, 134)
 
 HEADRACE_WGMMA_WIDTHS(Bf16, "bf16");

@@ -122,7 +122,11 @@ Status run_tiles(const Product& p, const DeviceInfo& device, Stream stream) {
   const int box_rows = shape.rows / gemm::kTileCluster;
   gemm::Maps maps;
   HEADRACE_TRY(encode(p, box_rows, shape.tokens(), L2Promotion::bytes_256, maps));
-  return gemm::launch_tiles({params, maps, p.dtype, shape, device.num_units, stream});
+  if (params.tail_tokens > 0)
+    HEADRACE_TRY(encode(p, p.x, p.num_tokens, p.x_stride, params.tail_tokens,
+                        L2Promotion::bytes_256, maps.x_tail));
+  const gemm::TileCall call{params, maps, shape, device.num_units, stream};
+  return p.dtype == DType::bf16 ? gemm::launch_tiles_bf16(call) : gemm::launch_tiles_f16(call);
 }
 
 Status run_portable(const Product& p, Stream stream) {

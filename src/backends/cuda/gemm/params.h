@@ -63,6 +63,7 @@ struct Output {
 struct Maps {
   TensorMap w[kMaxStackedMatrices];
   TensorMap x;
+  TensorMap x_tail;  // of tiles: the last tokens, fewer than those of a tile
 };
 
 }  // namespace headrace::cuda::gemm

@@ -3,6 +3,9 @@
 // warpgroups multiply, in turns or together (TileShape).
 #pragma once
 
+#include <iterator>
+#include <utility>
+
 #include "backends/cuda/device/cluster.cuh"
 #include "backends/cuda/device/multicast.cuh"
 #include "backends/cuda/device/tma.cuh"
@@ -67,11 +70,20 @@ __device__ void load_tiles(const TileWalk& walk, const Maps& maps, StageRing rin
     const TensorMap* w = &maps.w[is_paired ? walk.rank : at.matrix];
     const int row = is_paired ? at.row : at.row + walk.rank * (kShape.rows / kTileCluster);
     const u32 to = static_cast<u32>(Layout::kXBytes + walk.rank * Layout::kHalfWBytes);
+    // What the box leaves out of a tile is of no token, whatever it holds.
+    const int num_tokens = walk.p.num_tokens - at.token;
+    const bool is_tail = num_tokens <= walk.p.tail_tokens;
+    const TensorMap* x = is_tail ? &maps.x_tail : &maps.x;
+    const int x_bytes = num_tokens <= 0 ? 0
+                        : is_tail       ? walk.p.tail_tokens * kSwizzleRowBytes
+                                        : Layout::kXBytes;
     for (int i = 0; i < walk.p.num_stage_loads; ++i, ring.next()) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(ring.full(), Layout::kStageBytes);
-      cp_async_bulk_tensor_load(ring.data(), &maps.x, ring.full(), kEvictNormal, i * kTileColumns,
-                                at.token);
+      mbarrier_arrive_expect_tx(ring.full(),
+                                static_cast<u32>(x_bytes + kTileCluster * Layout::kHalfWBytes));
+      if (x_bytes > 0)
+        cp_async_bulk_tensor_load(ring.data(), x, ring.full(), kEvictNormal, i * kTileColumns,
+                                  at.token);
       cp_async_bulk_tensor_multicast(ring.data() + to, w, ring.full(), kEvictNormal,
                                      (1 << kTileCluster) - 1, i * kTileColumns, row);
     }
@@ -119,7 +131,7 @@ __device__ void multiply_tiles(const TileWalk& walk, StageRing ring, int group) 
 }
 
 // kIndex: of kTileShapes; nvcc takes no class as a kernel's template argument.
-template <class Element, int kIndex>
+template <class Element, std::size_t kIndex>
 __global__ void __launch_bounds__(kTileThreads, 1)
     tiles(const __grid_constant__ TileParams p, const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -151,7 +163,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #endif
 }
 
-template <class Element, int kIndex>
+template <class Element, std::size_t kIndex>
 Status launch_variant(const char* name, const TileCall& call) {
   const std::int64_t clusters =
       std::min<std::int64_t>(call.params.count(), std::max(call.num_units / kTileCluster, 1));
@@ -165,6 +177,20 @@ Status launch_variant(const char* name, const TileCall& call) {
   HEADRACE_TRY(allow_smem(shape, tiles<Element, kIndex>, allowed));
   return launch(shape, static_cast<cudaStream_t>(call.stream), tiles<Element, kIndex>, call.params,
                 call.maps);
+}
+
+template <class Element, std::size_t... kIndex>
+Status launch_shape(const char* name, const TileCall& call, std::index_sequence<kIndex...>) {
+  Status failed;
+  const bool exists = ((call.shape == kTileShapes[kIndex] &&
+                        (failed = launch_variant<Element, kIndex>(name, call), true)) ||
+                       ...);
+  return exists ? failed : unsupported("tiles of {} rows are not compiled", call.shape.rows);
+}
+
+template <class Element>
+Status launch_tiles(const char* name, const TileCall& call) {
+  return launch_shape<Element>(name, call, std::make_index_sequence<std::size(kTileShapes)>());
 }
 
 }  // namespace headrace::cuda::gemm

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 
 #include "backends/cuda/gemm/params.h"
 #include "base/math.h"
@@ -25,13 +24,17 @@ struct TileShape {
   constexpr int cluster_tokens() const { return kTileCluster * tokens(); }
   friend constexpr bool operator==(const TileShape&, const TileShape&) = default;
 };
-inline constexpr TileShape kTileShapes[] = {{256, true}, {128, false}, {128, true}, {64, false}};
+inline constexpr TileShape kTileShapes[] = {{256, true},  {96, true},   {256, false}, {224, false},
+                                            {192, false}, {128, false}, {96, false},  {64, false}};
 
 struct TileParams {
   RowTiles tiles;
   Output out;
   // Token tiles are those of a cluster.
   std::int32_t num_tokens, num_token_tiles, token_tiles_at_once, num_stage_loads;
+  // In the box of the last tokens; 0: they fill a whole one. TMA writes the zeros of rows that do
+  // not exist at a quarter of the speed of others: 136 tokens took longer than 256.
+  std::int32_t tail_tokens;
 
   static constexpr TileParams of(const Product& p, TileShape shape) {
     const int tokens = shape.cluster_tokens();
@@ -42,41 +45,40 @@ struct TileParams {
         .num_token_tiles = static_cast<std::int32_t>(ceil_div<std::int64_t>(p.num_tokens, tokens)),
         .token_tiles_at_once = kTokensAtOnce / tokens,
         .num_stage_loads =
-            static_cast<std::int32_t>(ceil_div<std::int64_t>(p.columns, kTileColumns))};
+            static_cast<std::int32_t>(ceil_div<std::int64_t>(p.columns, kTileColumns)),
+        .tail_tokens = static_cast<std::int32_t>(
+            round_up<std::int64_t>(p.num_tokens % shape.tokens(), 8) % shape.tokens())};
   }
   constexpr std::int64_t count() const { return std::int64_t{tiles.count} * num_token_tiles; }
 };
 
-// The shape with the least predicted time: the rounds of its tiles over all clusters, times the
-// size of a tile, divided by the rate of the shape relative to the first. A single round of
-// ping-pong has work for one warpgroup and takes kAlone times as long. Both constants lose least
-// over 63 products on an H200 (README.md).
+// The shape with the least predicted time: the rounds of its tiles over all clusters, times what a
+// tile costs a CTA: its rows for each 64 tokens, and kStageRows, as a stage takes time whatever its
+// size; kTogether for tiles of both warpgroups, which are faster but for an epilogue that computes.
+// The constants lose least over 112 products on an H200 and on an H100 (README.md).
 constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
-  constexpr double kRates[] = {1, 0.9, 0.85, 0.6};
-  constexpr double kAlone = 1.15;
+  constexpr double kStageRows = 45, kTogether = 0.88, kTogetherWithSwiGlu = 1.2;
+  const double together = p.has_swiglu ? kTogetherWithSwiGlu : kTogether;
   const std::int64_t clusters = std::max(num_units / kTileCluster, 1);
-  TileShape best{};
-  double least = 0;
-  for (std::size_t i = 0; i < std::size(kTileShapes); ++i) {
-    const TileShape shape = kTileShapes[i];
+  const auto time_of = [&](const TileShape& shape) {
     const std::int64_t rounds = ceil_div(TileParams::of(p, shape).count(), clusters);
-    const double time = static_cast<double>(rounds * shape.rows * shape.cluster_tokens()) /
-                        kRates[i] * (shape.is_ping_pong && rounds == 1 ? kAlone : 1);
-    if (i > 0 && time >= least) continue;
-    least = time;
-    best = shape;
-  }
+    return static_cast<double>(rounds) * (shape.rows * shape.tokens() / 64 + kStageRows) *
+           (shape.is_ping_pong ? 1 : together);
+  };
+  TileShape best = kTileShapes[0];
+  for (const TileShape& shape : kTileShapes)
+    if (time_of(shape) < time_of(best)) best = shape;
   return best;
 }
 
 struct TileCall {
   const TileParams& params;
-  const Maps& maps;  // boxes of shape.tokens(), and of half of the rows of a tile
-  DType dtype;
+  const Maps& maps;  // boxes of shape.tokens() and params.tail_tokens, and of half of the rows
   TileShape shape;
   int num_units;
   Stream stream;
 };
-Status launch_tiles(const TileCall& call);
+Status launch_tiles_bf16(const TileCall& call);
+Status launch_tiles_f16(const TileCall& call);
 
 }  // namespace headrace::cuda::gemm

@@ -15,22 +15,42 @@ TileShape shape_of(std::span<const Matrix> matrices, std::int64_t num_tokens,
   return choose_tile_shape(p, 132);
 }
 
-TEST(GemmTileShape, LargeTilesInTurnsForManyTokens) {
-  constexpr TileShape kPingPong256{256, true};
-  const Matrix gate_up[] = {{nullptr, 14336}, {nullptr, 14336}};
-  for (const std::int64_t tokens : {512, 1024, 8192, 100000})
-    EXPECT_EQ(shape_of(gate_up, tokens, true), kPingPong256) << tokens;
-  const Matrix qkv[] = {{nullptr, 4096}, {nullptr, 1024}, {nullptr, 1024}};
-  EXPECT_EQ(shape_of(qkv, 8192), kPingPong256);
+constexpr Matrix kGateUp[] = {{nullptr, 14336}, {nullptr, 14336}};
+constexpr Matrix kQkv[] = {{nullptr, 4096}, {nullptr, 1024}, {nullptr, 1024}};
+constexpr Matrix kO{nullptr, 4096};
+
+TEST(GemmTileShape, LargeTilesForManyTokens) {
+  for (const std::int64_t tokens : {8192, 100000}) {
+    EXPECT_EQ(shape_of(kGateUp, tokens, true), (TileShape{256, true})) << tokens;
+    EXPECT_EQ(shape_of(kQkv, tokens), (TileShape{256, false})) << tokens;
+  }
 }
 
-TEST(GemmTileShape, SmallTilesWhereLargeOnesLeaveClustersIdle) {
-  const Matrix o{nullptr, 4096};
-  // 32 tiles of 256 rows for 66 clusters, or 64 of 128.
-  EXPECT_EQ(shape_of({&o, 1}, 256), (TileShape{128, true}));
-  const Matrix qkv[] = {{nullptr, 1536}, {nullptr, 256}, {nullptr, 256}};
-  // 64 tiles: one warpgroup multiplies 256 rows, or two multiply 128.
-  EXPECT_EQ(shape_of(qkv, 1024), (TileShape{128, false}));
+TEST(GemmTileShape, TilesOfWhichEveryClusterHasAsManyAsTheOthers) {
+  // 128 tiles of 112 rows of gate and as many of up for 66 clusters, or 112 of 128.
+  EXPECT_EQ(shape_of(kGateUp, 256, true), (TileShape{224, false}));
+  // 64 tiles, of 64 rows for 256 tokens.
+  EXPECT_EQ(shape_of({&kO, 1}, 256), (TileShape{64, false}));
+  // 64 of 256 rows.
+  EXPECT_EQ(shape_of({&kO, 1}, 1024), (TileShape{256, false}));
+  // 65 of 96 rows; 96 of 64 are two rounds.
+  EXPECT_EQ(shape_of(kQkv, 256), (TileShape{96, false}));
+}
+
+TEST(GemmTileShape, TheLastTokensHaveABoxOfTheirOwn) {
+  const auto tail_of = [](std::int64_t tokens, bool is_ping_pong) {
+    Product p{};
+    p.matrices = {&kO, 1};
+    p.columns = 4096;
+    p.num_tokens = tokens;
+    return TileParams::of(p, {96, is_ping_pong}).tail_tokens;
+  };
+  EXPECT_EQ(tail_of(256, false), 0);
+  EXPECT_EQ(tail_of(257, false), 8);
+  EXPECT_EQ(tail_of(192, false), 64);
+  EXPECT_EQ(tail_of(192, true), 0);
+  EXPECT_EQ(tail_of(250, false), 0);  // 122 of 128
+  EXPECT_EQ(tail_of(247, false), 120);
 }
 
 TEST(GemmTileShape, EveryTileOfAProductIsCounted) {

@@ -172,17 +172,21 @@ __device__ __forceinline__ int first_index(int count, int* shared, IsThere is_th
   return cta_min(mine, shared);
 }
 
-// LogitFilter::pick() without filters. sums: of all blocks up to each. One thread adds, as doubles
-// added in another order would be others.
-__device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, const float* row,
-                             float max, double* sums, float* weights, int* shared) {
-  const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
+// sums[i]: of all blocks of weights up to i. One thread adds, as doubles added in another order
+// would be others.
+__device__ void add_up(const DrawTokensArgs& p, int num_sums, double* sums) {
   const double* block_sums = p.block_sums + static_cast<std::int64_t>(blockIdx.x) * num_sums;
   for (int i = static_cast<int>(threadIdx.x); i < num_sums; i += kThreads) sums[i] = block_sums[i];
   __syncthreads();
   if (threadIdx.x == 0)
     for (int i = 1; i < num_sums; ++i) sums[i] += sums[i - 1];
   __syncthreads();
+}
+
+// LogitFilter::pick() without filters.
+__device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, const float* row,
+                             float max, const double* sums, int num_sums, int* shared) {
+  __shared__ float weights[kWeightBlock];
   const double target = sums[num_sums - 1] * query.uniform;
   const int found = first_index(num_sums, shared, [&](int i) { return sums[i] > target; });
   const int block = min(found, num_sums - 1);
@@ -204,33 +208,37 @@ __device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, c
   return static_cast<int>(first) + *shared;
 }
 
+__device__ int first_largest(const DrawTokensArgs& p, const float* row, float max, int* shared) {
+  const int num_maxima = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
+  const float* maxima = p.maxima + static_cast<std::int64_t>(blockIdx.x) * num_maxima;
+  const int block = first_index(num_maxima, shared, [&](int i) { return maxima[i] == max; });
+  const int first = block * static_cast<int>(kLogitBlock);
+  const int count = min(static_cast<int>(kLogitBlock), static_cast<int>(p.vocab_size) - first);
+  return first + first_index(count, shared, [&](int i) { return row[first + i] == max; });
+}
+
 // A CTA per query.
 __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) {
   static_assert(kThreads == kWeightBlock);
-  extern __shared__ double sums[];  // [blocks of weights]
-  __shared__ float weights[kWeightBlock];
+  extern __shared__ double sums[];  // [num_sums]
   __shared__ int shared;
   const LogitQuery query = p.queries[blockIdx.x];
   const float* row = p.logits + query.row * p.vocab_size;
   const float max = p.row_maxima[blockIdx.x];
-  const int num_maxima = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
-  const float* maxima = p.maxima + static_cast<std::int64_t>(blockIdx.x) * num_maxima;
-  int token;
+  const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
+  const bool has_weights = query.temperature != 0 && isfinite(max);
+  if (has_weights) add_up(p, num_sums, sums);
+  int token = -1;
   if (isnan(max)) {
     const auto is_bad = [&](int i) { return !(row[i] < INFINITY); };
     token = -1 - first_index(static_cast<int>(p.vocab_size), &shared, is_bad);
-  } else if (max == -INFINITY) {
-    token = -1;
-  } else if (query.temperature == 0) {
-    const int first =
-        first_index(num_maxima, &shared, [&](int i) { return maxima[i] == max; }) * kLogitBlock;
-    const int count = min(static_cast<int>(kLogitBlock), static_cast<int>(p.vocab_size) - first);
-    token = first + first_index(count, &shared, [&](int i) { return row[first + i] == max; });
-  } else {
-    token = draw_weighted(p, query, row, max, sums, weights, &shared);
+  } else if (max != -INFINITY) {
+    token = query.uniform < 0 ? first_largest(p, row, max, &shared)
+                              : draw_weighted(p, query, row, max, sums, num_sums, &shared);
   }
   if (threadIdx.x > 0) return;
-  p.drawn[blockIdx.x] = {token, row[token < 0 ? -1 - token : token]};
+  p.drawn[blockIdx.x] = {token, row[token < 0 ? -1 - token : token], max,
+                         has_weights ? sums[num_sums - 1] : 0};
   p.tokens[blockIdx.x] = token < 0 ? 0 : token;
 }
 
