@@ -60,6 +60,22 @@ void set_samples(const Json& object, CompletionRequest& parsed) {
   if (best_of < n) fail("best_of", "at least \"n\"");
 }
 
+// vLLM's: the n best texts of a beam search instead of samples.
+void set_beams(const Json& object, CompletionRequest& parsed) {
+  Request& request = parsed.request;
+  set_number(object, "length_penalty", 0, 10, request.length_penalty);
+  if (!flag_field(object, "use_beam_search").value_or(false)) return;
+  const std::string rule = " with \"use_beam_search\"";
+  if (parsed.is_stream) fail("stream", "false" + rule + ": the best texts are known last");
+  if (parsed.grammar) fail(parsed.grammar->param, "absent" + rule);
+  if (!request.stop.empty()) fail("stop", "absent" + rule);
+  if (request.n != parsed.num_choices) fail("best_of", "equal to \"n\"" + rule);
+  if (request.num_logprobs.value_or(0) > 0)
+    fail(parsed.form == Form::chat ? "top_logprobs" : "logprobs", "at most 0" + rule);
+  request.beam_width = parsed.num_choices;
+  request.n = 1;
+}
+
 void set_logprobs(const Json& object, CompletionRequest& parsed) {
   std::int64_t count = 0;
   if (parsed.form == Form::completion) {
@@ -188,6 +204,7 @@ CompletionRequest parse_completion(Form form, std::string_view body, CallFormat 
   }
   parsed.has_token_ids = flag_field(object, "return_token_ids").value_or(false);
   parsed.is_stream = flag_field(object, "stream").value_or(false);
+  set_beams(object, parsed);
   if (parsed.request.n > parsed.num_choices) {
     if (parsed.is_stream)
       fail("best_of", "equal to \"n\" in a stream: the best ones are known last");

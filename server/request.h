@@ -40,7 +40,8 @@ struct CompletionRequest {
   std::string model;              // empty: not said
   std::vector<Message> messages;  // of a chat; its tools are the first
   std::vector<Prompt> prompts;    // of a completion
-  Request request;  // without prompt and grammar; its n is the number of samples that are computed
+  Request request;  // without prompt and grammar; its n is the number of samples that are computed,
+                    // or its beam_width of beams
   std::int64_t num_choices = 1;             // of each prompt: the likeliest samples
   bool has_logprobs = false;                // in the answer
   std::optional<GrammarText> grammar = {};  // empty: any text
@@ -53,6 +54,10 @@ struct CompletionRequest {
   bool is_stream = false;
   bool has_usage = false;  // in a last event of the stream
 };
+
+inline std::int64_t num_samples(const Request& request) {
+  return request.beam_width > 0 ? request.beam_width : request.n;
+}
 
 // Unknown fields are ignored. Throws ApiError.
 CompletionRequest parse_completion(Form form, std::string_view body, CallFormat call_format);

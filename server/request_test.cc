@@ -87,6 +87,8 @@ std::vector<Field> fields() {
         {form, "frequency_penalty", -2, 2, -2.1, 2.1, 0.0, sampling(&S::frequency_penalty)});
     all.push_back({form, "n", 1, 128, 0, 129, 1, number_of_choices});
     all.push_back(
+        {form, "length_penalty", 0, 10, -0.1, 10.1, 1.0, request(&Request::length_penalty)});
+    all.push_back(
         {form, "priority", -kMost, kMost, -kMost - 1, kMost + 1, 0, request(&Request::priority)});
   }
   return all;
@@ -367,6 +369,16 @@ TEST(ParseCompletion, ErrorsInFull) {
         R"({"prompt": "a", "n": 3, "best_of": 2})", R"({"prompt": "a", "stream_options": {}})",
         R"({"response_format": {"type": "json_schema"}})"})
     for (const Form form : {Form::completion, Form::chat}) texts.add(full_error(form, other));
+  const Json messages = {{{"role", "user"}, {"content", "a"}}};
+  for (const Json& more :
+       {Json({{"stream", true}}), Json({{"stop", "a"}}), Json({{"best_of", 2}}),
+        Json({{"response_format", {{"type", "json_object"}}}}), Json({{"logprobs", 1}}),
+        Json({{"logprobs", true}, {"top_logprobs", 1}}), Json({{"length_penalty", 11}})})
+    for (const Form form : {Form::completion, Form::chat}) {
+      Json body = {{"use_beam_search", true}, {"prompt", "a"}, {"messages", messages}};
+      body.update(more);
+      texts.add(full_error(form, body.dump()));
+    }
 }
 
 // What a full body sets.

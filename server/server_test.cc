@@ -193,47 +193,6 @@ TEST_F(Serve, UsageCountsAPromptOnceForAllItsSamples) {
   }
 }
 
-// Beside the request that gives all samples with their logprobs.
-TEST_F(Serve, BestOfGivesTheSamplesWithTheHighestMeanLogprob) {
-  ServerProcess server(options(""));
-  Client client(server.port());
-  const auto ask = [&](const std::string& more) {
-    return Json::parse(client
-                           .ask(post("/v1/completions", R"({"prompt": ["ab", "b", "aab"], "seed": 5,
-                               "max_tokens": 12, "stop": "a", )" +
-                                                            more + '}'))
-                           .body);
-  };
-  constexpr std::size_t kSamples = 7;
-  const Json all = ask(R"("n": 7, "logprobs": 0)");
-  for (const std::size_t n : {1u, 2u, 7u})
-    for (const std::string logprobs : {"", R"(, "logprobs": 0)"}) {
-      const Json best = ask("\"best_of\": 7, \"n\": " + std::to_string(n) + logprobs);
-      EXPECT_EQ(best["usage"], all["usage"]);  // what is left out was computed too
-      ASSERT_EQ(best["choices"].size(), 3 * n);
-      for (std::size_t prompt = 0; prompt < 3; ++prompt) {
-        std::vector<std::pair<double, Json>> ranked;
-        for (std::size_t i = 0; i < kSamples; ++i) {
-          const Json choice = all["choices"][prompt * kSamples + i];
-          double sum = 0;
-          for (const Json& logprob : choice["logprobs"]["token_logprobs"])
-            sum += logprob.get<double>();
-          ranked.emplace_back(
-              sum / static_cast<double>(choice["logprobs"]["token_logprobs"].size()), choice);
-        }
-        if (n < kSamples)
-          std::stable_sort(ranked.begin(), ranked.end(),
-                           [](const auto& a, const auto& b) { return a.first > b.first; });
-        for (std::size_t i = 0; i < n; ++i) {
-          Json wanted = ranked[i].second;
-          wanted["index"] = prompt * n + i;
-          if (logprobs.empty()) wanted["logprobs"] = nullptr;
-          EXPECT_EQ(best["choices"][prompt * n + i], wanted);
-        }
-      }
-    }
-}
-
 // The model's weights are random: only the format makes its text what is asked for.
 TEST_F(Serve, AnswersInTheFormatThatIsAskedFor) {
   ServerProcess server(options(""));
@@ -339,6 +298,7 @@ TEST_F(Serve, RefusesWhatItCannotAnswer) {
       {"echo", completion(", \"echo\": true, \"logprobs\": 1"), 400},
       {"best_of", completion(", \"best_of\": 2, \"n\": 3"), 400},
       {"best_of in a stream", completion(", \"best_of\": 2, \"stream\": true"), 400},
+      {"more beams than sequences", completion(", \"use_beam_search\": true, \"n\": 128"), 400},
       {"json_schema", completion(", \"response_format\": {\"type\": \"json_schema\"}"), 400},
       {"unknown keyword", completion(R"(, "response_format": {"type": "json_schema",
                      "json_schema": {"schema": {"dependentRequired": {}}}})"),

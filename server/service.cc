@@ -222,15 +222,15 @@ void Service::begin(std::int64_t id, const Caller& caller, Completion completion
   CompletionRequest& parsed = completion.parsed;
   if (!parsed.has_seed) parsed.request.sampling.seed = random_();
   const Form form = parsed.form;
-  const std::size_t num_choices =
-      completion.prompts.size() * static_cast<std::size_t>(parsed.request.n);
+  const std::int64_t samples = num_samples(parsed.request);
+  const std::size_t num_choices = completion.prompts.size() * static_cast<std::size_t>(samples);
   Job job{.head = {form, id_text(form == Form::chat ? "chatcmpl-" : "cmpl-", random_()),
                    options_.model_name, std::time(nullptr), parsed.has_usage, parsed.has_token_ids},
           .caller = caller,
           .is_stream = parsed.is_stream,
           .has_logprobs = parsed.has_logprobs,
           .readers = {},
-          .num_samples = parsed.request.n,
+          .num_samples = samples,
           .num_choices = parsed.num_choices,
           .requests = {},
           .choices = std::vector<Choice>(num_choices),

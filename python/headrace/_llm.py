@@ -99,7 +99,7 @@ class LLM:
             device: "cpu", "cuda" or "cuda:N" of this process. A GPU computes in bf16.
             num_threads: of the CPU; None: all that the process may use.
             max_context: most tokens of prompt and completion together; None: the model's context_length.
-            cache_dtype: of the KV cache; None: "f16", or "f32" with exact.
+            cache_dtype: of the KV cache; None: "f16", on a GPU "bf16", with exact "f32".
             k_type, v_type: of stored keys and values, "int8", "fp8", "int4", "kivi4" or "kivi2": a fifth to a half of
                 the memory, the newest 16 tokens (with keys of kivi4 and kivi2: 32) in cache_dtype. None: cache_dtype.
                 kivi4 loses less than int4.
@@ -190,7 +190,8 @@ class LLM:
         self._async_engine: AsyncEngine | None = None
         self._lock = threading.Lock()  # guards _async_engine
         self._info = self._read_info()
-        self._cache_dtype = _CACHE_DTYPES[cache_dtype or ("f32" if self._info.exact else "f16")]
+        by_device = "bf16" if options.device_type == _structs.CUDA else "f16"
+        self._cache_dtype = _CACHE_DTYPES[cache_dtype or ("f32" if self._info.exact else by_device)]
         longest = self._info.context_length
         self.max_context = longest if max_context is None else _plans.to_integer("max_context", max_context, 64)
         if not 1 <= self.max_context <= longest:

@@ -35,6 +35,10 @@ class CudaExecutor final : public Executor {
  public:
   CudaExecutor(Device& device, MatmulMode mode)
       : device_(device), id_(device.info().device_id), mode_(mode) {}
+  // A copy may still read staging_.
+  ~CudaExecutor() override {
+    if (copied_) static_cast<void>(cuda::wait(copied_));
+  }
 
   Device& device() override { return device_; }
   DType activation_dtype() const override { return kDType; }

@@ -62,6 +62,11 @@ class DeviceSampler::State {
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
         filter_(host),
         sums_(static_cast<std::size_t>(max_draws)) {}
+  // The device writes to memory of the host.
+  ~State() {
+    if (has_drawn_) static_cast<void>(cuda::wait(has_drawn_));
+  }
+  State(const State&) = delete;
 
   Status allocate();
   bool draws_alone(const SamplingOptions& o) const {

@@ -230,6 +230,19 @@ TEST_P(Bits, EndWithTheTokensOfSessions) {
   EXPECT_EQ(engine->stats().num_free_pages, engine->stats().num_pages);
 }
 
+// With steps on their way.
+TEST_P(Bits, DoNotDependOnAnEngineThatIsGone) {
+  for (int num_steps = 1; num_steps < 6; ++num_steps) {
+    const auto engine = engine_of(*model_, {.cache_dtype = GetParam().cache_dtype,
+                                            .k_dtype = GetParam().codes,
+                                            .v_dtype = GetParam().codes,
+                                            .num_pages = 400});
+    for (const Request& request : requests_) ASSERT_TRUE(engine->add(request).ok());
+    for (int step = 0; step < num_steps; ++step) ASSERT_TRUE(engine->step().value());
+  }
+  expect_all({.num_pages = 400}, 1, "after others");
+}
+
 TEST_P(Bits, DoNotDependOnChunks) {
   int num_unfinished_chunks = 0;
   for (const std::int64_t budget : {135, 150, 200, 333}) {

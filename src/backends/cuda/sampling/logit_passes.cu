@@ -174,7 +174,7 @@ __device__ __forceinline__ int first_index(int count, int* shared, IsThere is_th
 
 // sums[i]: of all blocks of weights up to i. One thread adds, as doubles added in another order
 // would be others.
-__device__ void add_up(const DrawTokensArgs& p, int num_sums, double* sums) {
+__device__ __forceinline__ void add_up(const DrawTokensArgs& p, int num_sums, double* sums) {
   const double* block_sums = p.block_sums + static_cast<std::int64_t>(blockIdx.x) * num_sums;
   for (int i = static_cast<int>(threadIdx.x); i < num_sums; i += kThreads) sums[i] = block_sums[i];
   __syncthreads();
@@ -184,8 +184,9 @@ __device__ void add_up(const DrawTokensArgs& p, int num_sums, double* sums) {
 }
 
 // LogitFilter::pick() without filters.
-__device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, const float* row,
-                             float max, const double* sums, int num_sums, int* shared) {
+__device__ __forceinline__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query,
+                                             const float* row, float max, const double* sums,
+                                             int num_sums, int* shared) {
   __shared__ float weights[kWeightBlock];
   const double target = sums[num_sums - 1] * query.uniform;
   const int found = first_index(num_sums, shared, [&](int i) { return sums[i] > target; });
@@ -208,7 +209,8 @@ __device__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query, c
   return static_cast<int>(first) + *shared;
 }
 
-__device__ int first_largest(const DrawTokensArgs& p, const float* row, float max, int* shared) {
+__device__ __forceinline__ int first_largest(const DrawTokensArgs& p, const float* row, float max,
+                                             int* shared) {
   const int num_maxima = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
   const float* maxima = p.maxima + static_cast<std::int64_t>(blockIdx.x) * num_maxima;
   const int block = first_index(num_maxima, shared, [&](int i) { return maxima[i] == max; });
