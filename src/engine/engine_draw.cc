@@ -95,7 +95,10 @@ Status Engine::draw_later() {
 
 Status Engine::take_drawn() {
   if (drawn_later_.empty()) return std::nullopt;
-  HEADRACE_TRY(device_sampler_->end(device_draws_));
+  if (Status failed = device_sampler_->end(device_draws_)) {
+    failed->code = ErrorCode::device_error;  // the tokens are lost, so the engine ends
+    return failed;
+  }
   for (std::size_t i = 0; i < drawn_later_.size(); ++i) {
     const Draw& draw = drawn_later_[i];
     const DeviceSampler::Draw& drawn = device_draws_[i];

@@ -17,6 +17,8 @@ namespace {
 // Of a draw. A filter that keeps more leaves the draw to the host.
 constexpr std::int64_t kMaxCandidates = 4096;
 static_assert(kMaxCandidates >= kWeightBlock);
+// Two rows of logits for each draw fit the second axis of a grid.
+constexpr std::int64_t kMaxDraws = 65535 / 2;
 
 // Whether the logprob of the token comes from weights of another temperature than the draw's.
 bool needs_more_weights(const SamplingOptions& o) {
@@ -328,6 +330,9 @@ Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host
   if (device.info().device_type != HEADRACE_CUDA)
     return unsupported("a device sampler on [{}]: must be a GPU; use a sampler of the host",
                        device_text(device.info()));
+  if (max_draws > kMaxDraws)
+    return unsupported("{} tokens drawn at once on a GPU, at most {}; pass a smaller max_num_seqs",
+                       max_draws, kMaxDraws);
   if (vocab_size > kMaxGatherLogits)
     return unsupported("a vocabulary of {} tokens on a GPU, at most {}; use a sampler of the host",
                        vocab_size, kMaxGatherLogits);

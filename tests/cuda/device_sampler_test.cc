@@ -132,6 +132,14 @@ TEST_P(DeviceSamplerOnGpu, LeavesBadRowsToTheHost) {
   }
 }
 
+TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
+  HEADRACE_NEEDS_GPU(80);
+  const auto device = std::move(cuda::make_device(0).value());
+  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.failure().code, ErrorCode::unsupported);
+}
+
 // In two calls: the tokens stay on the device, and errors are those of the host.
 TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
   const std::int64_t vocab_size = GetParam();
