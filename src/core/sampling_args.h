@@ -34,6 +34,9 @@ struct Candidate {
 
 // The passes of a GPU, over rows of logits in its memory.
 
+// At once: the second axis of a grid.
+inline constexpr std::int64_t kMaxLogitQueries = 65535;
+
 struct LogitQuery {
   std::int64_t row;   // of the logits
   float temperature;  // of the weights; 0: no weights

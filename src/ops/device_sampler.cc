@@ -17,8 +17,8 @@ namespace {
 // Of a draw. A filter that keeps more leaves the draw to the host.
 constexpr std::int64_t kMaxCandidates = 4096;
 static_assert(kMaxCandidates >= kWeightBlock);
-// Two rows of logits for each draw fit the second axis of a grid.
-constexpr std::int64_t kMaxDraws = 65535 / 2;
+// A draw has up to two queries.
+constexpr std::int64_t kMaxDraws = kMaxLogitQueries / 2;
 
 // Whether the logprob of the token comes from weights of another temperature than the draw's.
 bool needs_more_weights(const SamplingOptions& o) {
@@ -193,7 +193,7 @@ Status DeviceSampler::State::end(std::span<Draw> draws) {
   return std::nullopt;
 }
 
-// The tokens that the device drew alone, with the arithmetic of Sampler for logprobs.
+// The tokens that the device drew alone.
 void DeviceSampler::State::take_drawn(std::span<Draw> draws) const {
   std::size_t next = draws.size();
   for (std::size_t i = 0; i < draws.size(); ++i) {
@@ -211,10 +211,8 @@ void DeviceSampler::State::take_drawn(std::span<Draw> draws) const {
     draws[i].token = drawn.token;
     const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
     if (!o.num_logprobs || (!is_raw && o.temperature == 0)) continue;
-    draws[i].logprob =
-        static_cast<float>((static_cast<double>(drawn.logit) - static_cast<double>(drawn.max)) /
-                               (is_raw ? 1 : o.temperature) -
-                           std::log(sum));
+    draws[i].logprob = logprob_of(drawn.logit, static_cast<double>(drawn.max),
+                                  is_raw ? 1 : o.temperature, std::log(sum));
   }
 }
 

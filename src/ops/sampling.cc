@@ -216,9 +216,7 @@ void Sampler::State::add_logprobs(const SamplingInput& input, const SamplingOpti
   if (is_raw) filter_.begin(logits);
   const double log_sum = std::log(filter_.distribution(temperature).sum);
   const double max = filter_.max();
-  const auto logprob = [&](float logit) {
-    return static_cast<float>((static_cast<double>(logit) - max) / temperature - log_sum);
-  };
+  const auto logprob = [&](float logit) { return logprob_of(logit, max, temperature, log_sum); };
   sample.logprob = logprob(logits[static_cast<std::size_t>(sample.token)]);
   for (const Candidate& candidate : filter_.largest(count))
     top_.push_back({candidate.token, logprob(candidate.logit)});

@@ -124,6 +124,11 @@ class Sampler {
   std::unique_ptr<State> state_;
 };
 
+// Of a token, from the logarithm of the sum of all weights at the temperature.
+inline float logprob_of(float logit, double max, double temperature, double log_sum) {
+  return static_cast<float>((static_cast<double>(logit) - max) / temperature - log_sum);
+}
+
 // The errors of logits from which no token can be drawn.
 Failure bad_logit_of_model(std::size_t i, float logit);  // NaN or +infinity
 Failure all_logits_forbidden(std::size_t num_logits);

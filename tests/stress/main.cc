@@ -48,11 +48,16 @@ std::string row_name(const Cell& c) {
   return c.is_deterministic ? name + " deterministic" : name;
 }
 
+template <class AnyKind>
+bool is_named(const AnyKind& cell, const std::string& part) {
+  return row_name(cell).find(part) != std::string::npos;
+}
+
 std::vector<AnyCell> rows_named(const std::string& part) {
   std::vector<AnyCell> cells;
   const auto add = [&](const auto& all) {
     for (const auto& cell : all)
-      if (row_name(cell).find(part) != std::string::npos) cells.push_back(cell);
+      if (is_named(cell, part)) cells.push_back(cell);
   };
   add(all_cells());
   add(product_cells());
@@ -70,7 +75,7 @@ class Stress {
   // Named cases, then the cells in turn until the time is up.
   bool run() {
     for (const StressCase& c : named_cases())
-      if (is_chosen(c.cell) && !is_over()) run_case(c, "named ");
+      if (is_named(c.cell, line_.kernel) && !is_over()) run_case(c, "named ");
     if (!line_.is_named_only) run_random();
     check_rows();
     print();
@@ -84,9 +89,6 @@ class Stress {
   }
 
  private:
-  bool is_chosen(const Cell& cell) const {
-    return row_name(cell).find(line_.kernel) != std::string::npos;
-  }
   bool is_over() const { return line_.is_fail_fast && !failures_.empty(); }
   double elapsed() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();

@@ -13,10 +13,6 @@ namespace {
 constexpr float kEps = 1e-5f;
 enum ProductSeed : std::uint64_t { kSeedX = 1, kSeedWeights, kSeedOld, kSeedBias, kSeedNorm };
 
-std::int64_t bytes_of(DType dtype, std::int64_t count) {
-  return static_cast<std::int64_t>(dtype_bytes(dtype)) * count;
-}
-
 }  // namespace
 
 ProductCall::ProductCall(const ProductCase& c, const DeviceInfo& device)
@@ -50,8 +46,8 @@ ProductCall::ProductCall(const ProductCase& c, const DeviceInfo& device)
     at += bytes_of(cell.dtype, r * c.columns);
   }
   const DType out_dtype = cell.epilogue == Epilogue::logits ? DType::f32 : cell.dtype;
-  TensorView out(nullptr, out_dtype, {c.num_tokens, c.out_rows()});
-  out.device_type = HEADRACE_CUDA;
+  const headrace_tensor out =
+      on_device(TensorView(nullptr, out_dtype, {c.num_tokens, c.out_rows()}));
   outputs_.push_back(make_output("out", out, static_cast<int>(c.out_rows()), true));
   if (cell.epilogue == Epilogue::residual)
     draw(old_, out_dtype, c.num_tokens * c.out_rows(), kSeedOld, 1);

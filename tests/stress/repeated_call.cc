@@ -39,10 +39,20 @@ DeviceMemory allocate(std::int64_t bytes) {
   return DeviceMemory(data);
 }
 
+std::int64_t bytes_of(DType dtype, std::int64_t count) {
+  return static_cast<std::int64_t>(dtype_bytes(dtype)) * count;
+}
+
+headrace_tensor on_device(headrace_tensor view) {
+  view.device_type = HEADRACE_CUDA;
+  return view;
+}
+
 Output make_output(const char* name, headrace_tensor view, int dim, bool has_fixed_bits) {
   const std::int64_t count = TensorView(view).num_elements();
-  const std::int64_t bytes = round_up<std::int64_t>(  // whole words are compared
-      static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(view.dtype))) * count, 4);
+  // Whole words are compared.
+  const std::int64_t bytes =
+      round_up<std::int64_t>(bytes_of(static_cast<DType>(view.dtype), count), 4);
   Output x{name, view, bytes, count / dim, dim, has_fixed_bits, allocate(bytes), allocate(bytes),
            0};
   x.view.data = x.got.get();

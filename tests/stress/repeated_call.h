@@ -25,6 +25,9 @@ struct FreeOnDevice {
 using DeviceMemory = std::unique_ptr<void, FreeOnDevice>;
 DeviceMemory allocate(std::int64_t bytes);
 
+std::int64_t bytes_of(DType dtype, std::int64_t count);
+headrace_tensor on_device(headrace_tensor view);
+
 // An output and its expected value.
 struct Output {
   const char* name;

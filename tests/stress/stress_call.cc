@@ -24,13 +24,6 @@ enum TensorSeed : std::uint64_t {
   kNumSeeds
 };
 
-std::int64_t bytes_of(DType dtype, std::int64_t count) {
-  return static_cast<std::int64_t>(dtype_bytes(dtype)) * count;
-}
-headrace_tensor on_device(TensorView view) {
-  view.device_type = HEADRACE_CUDA;
-  return view;
-}
 std::int64_t num_elements(const headrace_tensor& x) { return TensorView(x).num_elements(); }
 
 Result<Problem> problem_of(const StressCase& c, const headrace_attention_tensors& tensors,

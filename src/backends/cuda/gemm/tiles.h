@@ -32,8 +32,8 @@ struct TileParams {
   Output out;
   // Token tiles are those of a cluster.
   std::int32_t num_tokens, num_token_tiles, token_tiles_at_once, num_stage_loads;
-  // In the box of the last tokens; 0: they fill a whole one. TMA writes the zeros of rows that do
-  // not exist at a quarter of the speed of others: 136 tokens took longer than 256.
+  // In the box of the last tokens; 0: they fill a whole one. Rows of a box that do not exist take
+  // time: with whole boxes 136 tokens took longer than 256.
   std::int32_t tail_tokens;
 
   static constexpr TileParams of(const Product& p, TileShape shape) {

@@ -1,4 +1,4 @@
-// Passes over rows of logits, from which the host draws tokens (ops/device_sampler.h).
+// Passes over rows of logits, and draws of tokens from them (ops/device_sampler.h).
 #include <climits>
 
 #include "backends/cuda/backend.h"
@@ -244,13 +244,11 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) 
   p.tokens[blockIdx.x] = token < 0 ? 0 : token;
 }
 
-constexpr std::int64_t kMaxRows = 65535;  // the grid's second axis
-
 }  // namespace
 
 Status summarise_logits(const SummariseLogitsArgs& call, int device_id, Stream stream) {
-  if (call.num_queries > kMaxRows)
-    return unsupported("{} rows of logits at once, at most {}", call.num_queries, kMaxRows);
+  if (call.num_queries > kMaxLogitQueries)
+    return unsupported("{} rows of logits at once, at most {}", call.num_queries, kMaxLogitQueries);
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
   const auto on = static_cast<cudaStream_t>(stream);
