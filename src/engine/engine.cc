@@ -45,13 +45,15 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
   return o;
 }
 
-SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o) {
+SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o,
+                                   Stream stream) {
   const std::int64_t group = config.num_heads / config.num_kv_heads;
   return {.max_batch_tokens = o.max_batch_tokens,
           .max_num_seqs = o.max_num_seqs,
           .max_length = o.max_tokens,
           .min_chunk = kMaxShortRows / group + 1,
-          .watermark_pages = o.num_pages / 100};
+          .watermark_pages = o.num_pages / 100,
+          .stream = stream};
 }
 
 }  // namespace
@@ -73,14 +75,15 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
                                                          .has_prefix_cache = o.has_prefix_cache});
   if (!runner.ok()) return std::move(runner.failure());
   auto owned = std::make_unique<ModelRunner>(std::move(runner.value()));
-  Result<Scheduler> scheduler = Scheduler::make(owned->cache(), scheduler_options(config, o));
+  Result<Scheduler> scheduler =
+      Scheduler::make(owned->cache(), scheduler_options(config, o, owned->stream()));
   if (!scheduler.ok()) return std::move(scheduler.failure());
   Result<Sampler> sampler = Sampler::make(model.host);
   if (!sampler.ok()) return std::move(sampler.failure());
   std::optional<DeviceSampler> device_sampler;
   if (is_on_gpu(model)) {
-    Result<DeviceSampler> made =
-        DeviceSampler::make(*model.device, model.host, o.max_num_seqs, config.vocab_size);
+    Result<DeviceSampler> made = DeviceSampler::make(*model.device, model.host, o.max_num_seqs,
+                                                     config.vocab_size, owned->stream());
     if (!made.ok()) return std::move(made.failure());
     device_sampler.emplace(std::move(made.value()));
   }

@@ -48,7 +48,10 @@ Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOp
                                "pass a smaller max_tokens or page_size, or a 16-bit cache_dtype",
                                options.num_pages, options.page_size)};
   if (!cache.ok()) return std::move(cache.failure());
-  ModelRunner runner(model, std::move(cache.value()), has_sparq ? options.sparq : SparqSizes());
+  auto executor = make_executor(*model.device, model.mode);
+  if (!executor.ok()) return std::move(executor.failure());
+  ModelRunner runner(model, std::move(executor.value()), std::move(cache.value()),
+                     has_sparq ? options.sparq : SparqSizes());
   if (auto bad = decoder.reserve(*runner.executor_, options.max_batch_tokens, options.cache_dtype))
     return std::move(*bad);
   return runner;
@@ -68,7 +71,7 @@ Status ModelRunner::step(std::span<const Part> parts, float* logits, HostMemory 
 Status ModelRunner::run(std::span<const Part> parts, float* logits, HostMemory memory) {
   for (const Part& part : parts)
     HEADRACE_TRY(
-        cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
+        cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), stream()));
   return forward_on(*executor_, parts, logits, memory);
 }
 
@@ -94,7 +97,7 @@ Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, 
                                  cache_.view(), to.value()));
   if (logits == nullptr) return std::nullopt;
   if (to.value() == logits) return executor.wait();
-  return device().download(to.value(), logits, logits_bytes(), nullptr);
+  return device().download(to.value(), logits, logits_bytes(), stream());
 }
 
 // Dense where a sequence has no more keys than would be read: the sequences that a session decodes
@@ -119,7 +122,9 @@ Result<float*> ModelRunner::where_to_write(float* logits, HostMemory memory) {
   if (logits != nullptr && memory == HostMemory::page_locked && logits_rows_.size() == 1)
     return logits;
   if (logits_bytes() > device_logits_.bytes() || device_logits_.data() == nullptr) {
-    device_logits_ = {};  // free the old memory first
+    // The token of an earlier step may still be drawn from the old memory, which is freed first.
+    if (Status bad = device().synchronise(stream())) return std::move(*bad);
+    device_logits_ = {};
     device_logits_ = device().allocate(logits_bytes());
     if (device_logits_.data() == nullptr)
       return Failure{ErrorCode::out_of_memory,

@@ -72,15 +72,18 @@ class ModelRunner {
   const float* logits_on_device() const { return device_logits_.as<const float>(); }
   const model::Decoder& decoder() const { return *decoder_; }
   Device& device() { return executor_->device(); }
+  // Of the steps. Copies of the cache's pages have to be work of this stream too.
+  Stream stream() const { return executor_->stream(); }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
 
  private:
-  ModelRunner(const LanguageModel& model, KvCache cache, const SparqSizes& sparq)
+  ModelRunner(const LanguageModel& model, std::unique_ptr<Executor> executor, KvCache cache,
+              const SparqSizes& sparq)
       : decoder_(&*model.decoder),
-        executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)),
-        sparq_(sparq) {}
+        sparq_(sparq),
+        executor_(std::move(executor)) {}
   Status fill(std::span<const Part> parts);
   SparqSizes sparq_of(std::span<const Part> parts) const;
   // The groups of a sequence from the one that holds the token behind `begin` to that of the last.
@@ -94,11 +97,12 @@ class ModelRunner {
   Status run(std::span<const Part> parts, float* logits, HostMemory memory);
 
   const model::Decoder* decoder_;
-  std::unique_ptr<Executor> executor_;
   KvCache cache_;
   SparqSizes sparq_;
 
   Buffer device_logits_;  // float [logits_rows of the largest step, vocab_size]; empty on the host
+  // Behind the memory that its steps use: it is destroyed first, and waits for them.
+  std::unique_ptr<Executor> executor_;
 
   // Consecutive tokens of a part, which attention computes together: a sequence of the batch.
   struct Run {
