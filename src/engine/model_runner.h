@@ -17,11 +17,15 @@ struct RunnerOptions {
   std::int64_t max_batch_tokens = 512;  // tokens of all sequences in a step
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
+  // With num_pages = 0, on a GPU: as many pages as sequences of so many tokens need, or as fit
+  // (cache_pages.h); max_sequences run at once. 0: num_pages counts.
+  std::int64_t max_tokens_to_fit = 0;
   std::int64_t num_host_pages = 0;
   DType cache_dtype = DType::f16;  // of queries, and of keys and values that are no codes
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
-  std::int64_t max_sequences = 1;                   // with codes: of the cache, at once
-  SparqSizes sparq = {};  // of steps of generated tokens; CPU, without codes
+  std::int64_t max_sequences = 1;                   // of the cache, at once
+  std::int64_t max_logits = 0;  // rows of a step, for which a GPU has memory from the beginning
+  SparqSizes sparq = {};        // of steps of generated tokens; CPU, without codes
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };
@@ -93,7 +97,7 @@ class ModelRunner {
   void order_rows(std::span<const Part> parts);
   // Where a step writes its logits: to `logits`, else to memory of the device.
   Result<float*> where_to_write(float* logits, HostMemory memory);
-  std::size_t logits_bytes() const;
+  std::int64_t num_logits() const { return static_cast<std::int64_t>(logits_rows_.size()); }
   Status run(std::span<const Part> parts, float* logits, HostMemory memory);
 
   const model::Decoder* decoder_;

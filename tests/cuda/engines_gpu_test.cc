@@ -259,6 +259,88 @@ TEST_F(EnginesOnGpu, DoNotWaitForTheDefaultStream) {
   EXPECT_FALSE(gate.was_late()) << "the engine waits for the default stream";
 }
 
+// A GPU that says that it has `limit` bytes, less those that are allocated.
+class SmallDevice final : public Device {
+ public:
+  SmallDevice(std::unique_ptr<Device> gpu, std::size_t limit)
+      : Device(gpu->info()), gpu_(std::move(gpu)), limit_(limit) {}
+  Buffer allocate(std::size_t bytes) override {
+    Buffer memory = gpu_->allocate(bytes);
+    *num_used_ += bytes;
+    const auto free = [memory, used = num_used_, bytes](std::byte*) { *used -= bytes; };
+    return {std::shared_ptr<std::byte>(memory.data(), free), bytes};
+  }
+  Buffer allocate_host(std::size_t bytes) override { return gpu_->allocate_host(bytes); }
+  Buffer upload(const void* data, std::size_t bytes) override { return gpu_->upload(data, bytes); }
+  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
+    return gpu_->copy(copies, stream);
+  }
+  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
+    return gpu_->download(from, to, bytes, stream);
+  }
+  Status synchronise(Stream stream) override { return gpu_->synchronise(stream); }
+  std::size_t free_bytes() override { return limit_ - std::min(limit_, num_used_->load()); }
+
+ private:
+  std::unique_ptr<Device> gpu_;
+  const std::size_t limit_;
+  std::shared_ptr<std::atomic<std::size_t>> num_used_ =
+      std::make_shared<std::atomic<std::size_t>>(0);
+};
+
+std::int64_t pages_of(const Engine& engine) { return engine.stats().num_pages; }
+
+TEST_F(EnginesOnGpu, HavePagesForAllSequencesAtOnce) {
+  const LanguageModel model = on_gpu(kFile);
+  const std::int64_t of_one = model.decoder->config.context_length / 16;
+  EXPECT_EQ(pages_of(*engine_of(model, {})), 256 * of_one);
+  EXPECT_EQ(pages_of(*engine_of(model, {.max_num_seqs = 40})), 40 * of_one);
+  EXPECT_EQ(pages_of(*engine_of(model, {.max_num_seqs = 1})), 4 * of_one);
+  EXPECT_EQ(pages_of(*engine_of(model, {.max_tokens = 33, .max_num_seqs = 40})), 40 * 3);
+  EXPECT_EQ(pages_of(*engine_of(model, {.num_pages = 77})), 77) << "a given number is exact";
+}
+
+// The first one takes 90 % of what is free behind its buffers, the second 90 % of the rest.
+TEST_F(EnginesOnGpu, ShareTheMemoryThatIsFree) {
+  const auto alone = tokens_of(on_gpu(kFile), roomy(), requests());
+  LanguageModel model = on_gpu(kFile);
+  EngineOptions options = {
+      .max_batch_tokens = 2048, .max_num_seqs = 1000, .cache_dtype = DType::bf16};
+  constexpr std::size_t kLimit = std::size_t{24} << 20;
+  model.device = std::make_unique<SmallDevice>(std::move(model.device), kLimit);
+  const std::size_t before = model.device->free_bytes();
+  const auto first = engine_of(model, options);
+  const std::size_t between = model.device->free_bytes();
+  options.max_num_seqs = 100;
+  options.max_batch_tokens = 200;
+  const auto second = engine_of(model, options);
+  const std::int64_t of_one = model.decoder->config.context_length / 16;
+  EXPECT_LT(pages_of(*first), 1000 * of_one);
+  EXPECT_GT(pages_of(*first), 4 * of_one);
+  EXPECT_LT(between, before / 8) << "9 of 10 bytes are pages or buffers";
+  EXPECT_GT(between, 0u);
+  EXPECT_GE(pages_of(*second), of_one);
+  EXPECT_LT(pages_of(*second), pages_of(*first));
+  for (Engine* engine : {first.get(), second.get()}) {
+    std::vector<Tokens> tokens;
+    for (const auto& [key, answer] : answers_of(*engine, requests()))
+      tokens.push_back(answer.tokens);
+    EXPECT_EQ(tokens, alone);
+  }
+}
+
+TEST_F(EnginesOnGpu, AreRefusedWhereNoSequenceFits) {
+  LanguageModel model = on_gpu(kFile);
+  model.device = std::make_unique<SmallDevice>(std::move(model.device), std::size_t{64} << 20);
+  // A page of which one is larger than the device.
+  const auto made = Engine::make(model, {.max_num_seqs = 2, .page_size = 1 << 20});
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.failure().code, ErrorCode::out_of_memory);
+  EXPECT_TRUE(made.failure().message.starts_with("num_pages=0: the keys and values of one "))
+      << made.failure().message;
+  EXPECT_EQ(model.device->free_bytes(), std::size_t{64} << 20) << "nothing is kept";
+}
+
 TEST_F(EnginesOnGpu, SessionsHaveTheLogitsOfOneAlone) {
   const LanguageModel model = on_gpu(kFile);
   const Tokens prompt = prompt_of(40, 3), next = prompt_of(60, 4);
