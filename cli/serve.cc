@@ -103,7 +103,10 @@ void add_serve(CLI::App& app, Action& action) {
   serve->add_option("--streams", options->streams, "sequences computed at once")
       ->transform(whole_number({1, 4096}))
       ->option_text("N");
-  serve->add_option("--pages", options->num_pages, "of the KV cache")
+  serve
+      ->add_option(
+          "--pages", options->num_pages,
+          "of the KV cache (default: 4 contexts; on a GPU what --streams contexts need or fits)")
       ->transform(whole_number({1, 1 << 30}))
       ->option_text("N");
   add_limits(*serve, *options);

@@ -31,13 +31,16 @@ typedef struct headrace_engine_options {
   size_t struct_size; /**< sizeof this struct, set by the init function */
   int64_t max_tokens; /**< of prompt and answer; 0: the model's context_length */
   int64_t
-      max_batch_tokens;   /**< tokens of a step; 0: 512, on a GPU 2048, or 2 max_num_seqs if more */
-  int64_t max_num_seqs;   /**< that are computed at once; 0: 32 on a CPU, 256 on a GPU */
-  int64_t max_requests;   /**< that have not ended or were not polled; default 1024 */
-  int64_t page_size;      /**< tokens per page of the KV cache; default 16; changes no bit */
-  int64_t num_pages;      /**< of the KV cache; 0: those of four sequences of max_tokens */
-  int64_t num_host_pages; /**< for preempted sequences; default 0: they are computed anew */
-  int32_t cache_dtype;    /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
+      max_batch_tokens; /**< tokens of a step; 0: 512, on a GPU 2048, or 2 max_num_seqs if more */
+  int64_t max_num_seqs; /**< that are computed at once; 0: 32 on a CPU, 256 on a GPU */
+  int64_t max_requests; /**< that have not ended or were not polled; default 1024 */
+  int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
+  /** Of the KV cache, allocated when the engine is created. 0, on a CPU: those of four sequences of
+   * max_tokens. 0, on a GPU: those of max_num_seqs (at least four) such sequences, or as many as
+   * fit in 90 % of the memory that is free then; engines that are created later share the rest. */
+  int64_t num_pages;
+  int64_t num_host_pages;  /**< for preempted sequences; default 0: they are computed anew */
+  int32_t cache_dtype;     /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
   int32_t no_prefix_cache; /**< 1: do not reuse the keys and values of equal prompts */
   int32_t k_dtype; /**< headrace_dtype of stored keys, as in headrace_session_options; default -1 */
   int32_t v_dtype; /**< the same of stored values */
@@ -53,7 +56,7 @@ static inline headrace_status headrace_engine_options_init(headrace_engine_optio
 }
 
 /** options may be NULL. invalid_argument: an option is out of range, or the model has no weights.
- * out_of_memory: the pages exceed the memory. */
+ * out_of_memory: the pages exceed the memory; with num_pages = 0 on a GPU those of one sequence. */
 HEADRACE_API headrace_status headrace_engine_create(const headrace_model* model,
                                                     const headrace_engine_options* options,
                                                     headrace_engine** engine);

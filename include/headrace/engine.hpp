@@ -29,7 +29,7 @@ struct EngineOptions {
   std::int64_t max_num_seqs = 0;      ///< sequences at once; 0: 32 on a CPU, 256 on a GPU
   std::int64_t max_requests = 1024;   ///< that have not ended or were not polled
   std::int64_t page_size = 16;        ///< tokens per page of the KV cache; changes no bit
-  std::int64_t num_pages = 0;         ///< 0: those of four sequences of max_tokens
+  std::int64_t num_pages = 0;         ///< 0: of four sequences; on a GPU up to 90 % of what is free
   std::int64_t num_host_pages = 0;    ///< for preempted sequences; 0: they are computed anew
   DType cache_dtype = DType::f16;     ///< of the KV cache: f16, bf16 or f32
   bool has_prefix_cache = true;       ///< reuse the keys and values of equal prompts

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _PAGE_SIZE = 16
+_GPU_SEQS = 256  # that an engine on a GPU runs at once, by default
 
 
 class EngineOptions(TypedDict, total=False):
@@ -30,6 +31,7 @@ class EngineOptions(TypedDict, total=False):
     num_pages: int | None
     num_host_pages: int
     prefix_cache: bool
+    max_context: int | None
 
 
 class Engine:
@@ -55,18 +57,21 @@ class Engine:
         num_pages: int | None = None,
         num_host_pages: int = 0,
         prefix_cache: bool = True,
+        max_context: int | None = None,
     ) -> None:
         """Allocates the KV cache, of the model's cache_dtype, k_type and v_type, on the model's device.
 
         Args:
-            llm: the model. The most tokens of a prompt and its answer are its max_context.
+            llm: the model.
             max_batch_tokens: most tokens of a step; None: by the device.
             max_num_seqs: most sequences that are computed at once; None: by the device.
             max_requests: most requests that have not ended or were not polled.
             page_size: tokens per page of the KV cache; changes no bit.
-            num_pages: of the KV cache; None: those of four sequences of max_context tokens.
+            num_pages: of the KV cache; None: those of four sequences of max_context tokens, on a GPU those of
+                max_num_seqs such sequences, or as many as fit in 90 % of the memory that is free now.
             num_host_pages: for preempted sequences; 0: they are computed anew.
             prefix_cache: reuse the keys and values of equal prompts.
+            max_context: most tokens of a prompt and its answer; None: those of llm.
 
         Raises:
             ValueError: an argument.
@@ -75,6 +80,10 @@ class Engine:
         options = _structs.EngineOptions()
         check(LIBRARY.headrace_engine_options_init_sized(ctypes.byref(options), ctypes.sizeof(options)))
         options.max_tokens = llm.max_context
+        if max_context is not None:
+            options.max_tokens = _plans.to_integer("max_context", max_context, 64)
+        if not 1 <= options.max_tokens <= llm.max_context:
+            raise ValueError(f"max_context={max_context}: must be 1 to {llm.max_context}, as llm has; or pass None")
         numbers = {
             "max_batch_tokens": max_batch_tokens,
             "max_num_seqs": max_num_seqs,
@@ -218,11 +227,14 @@ def generate_batch(llm: LLM, prompts: Sequence[list[int]], options: Options) -> 
         return []
     most = options.c.max_new_tokens or llm.max_context
     lengths = [min(len(tokens) + most, llm.max_context) for tokens in prompts]
-    num_pages = options.n * sum(-(-length // _PAGE_SIZE) for length in lengths)
-    one, default = (-(-count * llm.max_context // _PAGE_SIZE) for count in (1, 4))
-    engine = Engine(
-        llm, max_requests=len(prompts), page_size=_PAGE_SIZE, num_pages=min(max(num_pages, one), default)
-    )
+    if llm._is_on_gpu:  # what fits is known to the engine alone
+        num_seqs = min(options.n * len(prompts), _GPU_SEQS)
+        engine = Engine(llm, max_requests=len(prompts), max_num_seqs=num_seqs, max_context=max(lengths))
+    else:
+        num_pages = options.n * sum(-(-length // _PAGE_SIZE) for length in lengths)
+        one, default = (-(-count * llm.max_context // _PAGE_SIZE) for count in (1, 4))
+        num_pages = min(max(num_pages, one), default)
+        engine = Engine(llm, max_requests=len(prompts), page_size=_PAGE_SIZE, num_pages=num_pages)
     requests: dict[int, Collector] = {}
     for tokens in prompts:
         requests[engine._add(tokens, options)] = Collector(tokens, options.n)

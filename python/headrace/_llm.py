@@ -190,7 +190,8 @@ class LLM:
         self._async_engine: AsyncEngine | None = None
         self._lock = threading.Lock()  # guards _async_engine
         self._info = self._read_info()
-        by_device = "bf16" if options.device_type == _structs.CUDA else "f16"
+        self._is_on_gpu = options.device_type == _structs.CUDA
+        by_device = "bf16" if self._is_on_gpu else "f16"
         self._cache_dtype = _CACHE_DTYPES[cache_dtype or ("f32" if self._info.exact else by_device)]
         longest = self._info.context_length
         self.max_context = longest if max_context is None else _plans.to_integer("max_context", max_context, 64)

@@ -40,18 +40,20 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
                                "pass the number of requests that may wait and run"))
     return std::move(*bad);
   o.page_size = whole_page_size(o.page_size, o.k_dtype, o.v_dtype);
-  if (o.num_pages == 0)
+  if (o.num_pages == 0 && !is_on_gpu(model))
     o.num_pages = 4 * ceil_div(o.max_tokens, std::max<std::int64_t>(o.page_size, 1));
   return o;
 }
 
-SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o) {
+SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o,
+                                   Stream stream) {
   const std::int64_t group = config.num_heads / config.num_kv_heads;
   return {.max_batch_tokens = o.max_batch_tokens,
           .max_num_seqs = o.max_num_seqs,
           .max_length = o.max_tokens,
           .min_chunk = kMaxShortRows / group + 1,
-          .watermark_pages = o.num_pages / 100};
+          .watermark_pages = o.num_pages / 100,
+          .stream = stream};
 }
 
 }  // namespace
@@ -61,26 +63,31 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   const model::Config& config = model.decoder->config;
   Result<EngineOptions> all = resolved(model, options);
   if (!all.ok()) return std::move(all.failure());
-  const EngineOptions& o = all.value();
-  Result<ModelRunner> runner = ModelRunner::make(model, {.max_batch_tokens = o.max_batch_tokens,
-                                                         .page_size = o.page_size,
-                                                         .num_pages = o.num_pages,
-                                                         .num_host_pages = o.num_host_pages,
-                                                         .cache_dtype = o.cache_dtype,
-                                                         .k_dtype = o.k_dtype,
-                                                         .v_dtype = o.v_dtype,
-                                                         .max_sequences = o.max_num_seqs,
-                                                         .has_prefix_cache = o.has_prefix_cache});
+  EngineOptions& o = all.value();
+  Result<ModelRunner> runner =
+      ModelRunner::make(model, {.max_batch_tokens = o.max_batch_tokens,
+                                .page_size = o.page_size,
+                                .num_pages = o.num_pages,
+                                .max_tokens_to_fit = o.max_tokens,
+                                .num_host_pages = o.num_host_pages,
+                                .cache_dtype = o.cache_dtype,
+                                .k_dtype = o.k_dtype,
+                                .v_dtype = o.v_dtype,
+                                .max_sequences = o.max_num_seqs,
+                                .max_logits = std::min(o.max_num_seqs, o.max_batch_tokens),
+                                .has_prefix_cache = o.has_prefix_cache});
   if (!runner.ok()) return std::move(runner.failure());
   auto owned = std::make_unique<ModelRunner>(std::move(runner.value()));
-  Result<Scheduler> scheduler = Scheduler::make(owned->cache(), scheduler_options(config, o));
+  o.num_pages = owned->cache().options().num_pages;
+  Result<Scheduler> scheduler =
+      Scheduler::make(owned->cache(), scheduler_options(config, o, owned->stream()));
   if (!scheduler.ok()) return std::move(scheduler.failure());
   Result<Sampler> sampler = Sampler::make(model.host);
   if (!sampler.ok()) return std::move(sampler.failure());
   std::optional<DeviceSampler> device_sampler;
   if (is_on_gpu(model)) {
-    Result<DeviceSampler> made =
-        DeviceSampler::make(*model.device, model.host, o.max_num_seqs, config.vocab_size);
+    Result<DeviceSampler> made = DeviceSampler::make(*model.device, model.host, o.max_num_seqs,
+                                                     config.vocab_size, owned->stream());
     if (!made.ok()) return std::move(made.failure());
     device_sampler.emplace(std::move(made.value()));
   }

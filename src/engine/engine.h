@@ -38,7 +38,9 @@ struct EngineOptions {
   DType cache_dtype = DType::f16;
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t page_size = 16;
-  std::int64_t num_pages = 0;       // 0: those of four sequences of max_tokens
+  // 0: on a CPU those of four sequences of max_tokens; on a GPU those of max_num_seqs, or as many
+  // as fit (cache_pages.h).
+  std::int64_t num_pages = 0;
   std::int64_t num_host_pages = 0;  // for preempted sequences; 0: they are computed anew
   bool has_prefix_cache = true;
   // For tests. A failure is that of the step, or of the sample.

@@ -121,7 +121,7 @@ Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
   if (!device_sampler_) return std::span(logits_.as<const float>() + first, vocab_size);
   if (read_row_ != row)
     if (Status bad = runner_->device().download(runner_->logits_on_device() + first, logits_.data(),
-                                                vocab_size * sizeof(float), nullptr))
+                                                vocab_size * sizeof(float), runner_->stream()))
       return std::move(*bad);
   read_row_ = row;
   return std::span(logits_.as<const float>(), vocab_size);

@@ -80,9 +80,10 @@ Result<LanguageModel> load_language_model(const std::string& path, const LoadOpt
                       .device = std::move(device.value()),
                       .decoder = {}};
   if (options.vocab_only) return model;
-  const std::unique_ptr<Executor> executor = make_executor(*model.device, model.mode);
-  if (auto bad = check_memory(file, model, *executor)) return std::move(*bad);
-  Result<model::Decoder> decoder = load_decoder(file, *executor, options.weights);
+  const auto executor = make_executor(*model.device, model.mode);
+  if (!executor.ok()) return executor.failure();
+  if (auto bad = check_memory(file, model, *executor.value())) return std::move(*bad);
+  Result<model::Decoder> decoder = load_decoder(file, *executor.value(), options.weights);
   if (!decoder.ok()) return std::move(decoder.failure());
   model.decoder = std::move(decoder.value());
   if (auto bad = check_vocabulary(file, model)) return std::move(*bad);

@@ -1,8 +1,10 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/math.h"
+#include "engine/cache_pages.h"
 
 namespace headrace::engine {
 namespace {
@@ -16,10 +18,52 @@ KvLayout layout_of(const Device& device, const KvShape& shape) {
   return is_cpu || shape.has_codes() ? KvLayout::hnd : KvLayout::nhd;
 }
 
+std::size_t logits_bytes(const model::Decoder& decoder, std::int64_t num_rows) {
+  return static_cast<std::size_t>(num_rows * decoder.config.vocab_size) * sizeof(float);
+}
+
 // A step writes whole groups, and two groups of each sequence in part; other sequences have one.
 std::int64_t num_recent_pages(const KvShape& shape, const RunnerOptions& options) {
   if (!shape.has_codes()) return 0;
   return ceil_div(options.max_batch_tokens, shape.recent_group()) + 2 * options.max_sequences;
+}
+
+// Of float rows [num_rows, vocab_size]. out_of_memory.
+Status allocate_logits(Device& device, const model::Decoder& decoder, std::int64_t num_rows,
+                       Buffer& logits) {
+  logits = {};  // free the old memory first
+  logits = device.allocate(logits_bytes(decoder, num_rows));
+  if (logits.data() != nullptr) return std::nullopt;
+  return Failure{ErrorCode::out_of_memory,
+                 format_text("no memory for the logits of {} tokens; pass a smaller max_num_seqs "
+                             "or batch_tokens, or ask for fewer logits",
+                             num_rows)};
+}
+
+// Engines that are made in two threads do not both take what is free now.
+std::mutex& mutex_of_free_memory() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+Result<KvCache> make_cache(Device& device, KvCacheOptions o, const RunnerOptions& options) {
+  std::unique_lock<std::mutex> lock;
+  if (o.num_pages == 0 && options.max_tokens_to_fit > 0 && o.page_size > 0) {
+    lock = std::unique_lock(mutex_of_free_memory());
+    Result<std::int64_t> fit = pages_that_fit({.shape = {o.shape, o.layout, o.page_size, 0},
+                                               .other_bytes = KvCache::recent_bytes(o),
+                                               .max_tokens = options.max_tokens_to_fit,
+                                               .max_num_seqs = options.max_sequences},
+                                              device.free_bytes());
+    if (!fit.ok()) return std::move(fit.failure());
+    o.num_pages = fit.value();
+  }
+  Result<KvCache> cache = KvCache::make(device, o);
+  if (cache.ok() || cache.failure().code != ErrorCode::out_of_memory) return cache;
+  return Failure{ErrorCode::out_of_memory,
+                 format_text("no memory for keys and values of {} pages of page_size={} tokens; "
+                             "pass a smaller max_tokens or page_size, or a 16-bit cache_dtype",
+                             o.num_pages, o.page_size)};
 }
 
 }  // namespace
@@ -34,23 +78,29 @@ Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOp
   shape.has_components = has_sparq;
   // The paper leaves the mean value out for grouped heads.
   shape.has_value_sums = has_sparq && decoder.config.num_heads == decoder.config.num_kv_heads;
-  Result<KvCache> cache =
-      KvCache::make(*model.device, {.shape = shape,
-                                    .layout = layout_of(*model.device, shape),
-                                    .page_size = options.page_size,
-                                    .num_pages = options.num_pages,
-                                    .num_host_pages = options.num_host_pages,
-                                    .num_recent_pages = num_recent_pages(shape, options),
-                                    .has_prefix_cache = options.has_prefix_cache});
-  if (!cache.ok() && cache.failure().code == ErrorCode::out_of_memory)
-    return Failure{ErrorCode::out_of_memory,
-                   format_text("no memory for keys and values of {} pages of page_size={} tokens; "
-                               "pass a smaller max_tokens or page_size, or a 16-bit cache_dtype",
-                               options.num_pages, options.page_size)};
+  const KvCacheOptions of_cache{.shape = shape,
+                                .layout = layout_of(*model.device, shape),
+                                .page_size = options.page_size,
+                                .num_pages = options.num_pages,
+                                .num_host_pages = options.num_host_pages,
+                                .num_recent_pages = num_recent_pages(shape, options),
+                                .has_prefix_cache = options.has_prefix_cache};
+  auto executor = make_executor(*model.device, model.mode);
+  if (!executor.ok()) return std::move(executor.failure());
+  // Before the pages, which may take what is free.
+  Buffer logits;
+  const auto memory_of_steps = [&]() -> Status {
+    HEADRACE_TRY(decoder.reserve(*executor.value(), options.max_batch_tokens, options.cache_dtype));
+    if (is_on_gpu(model) && options.max_logits > 0)
+      return allocate_logits(*model.device, decoder, options.max_logits, logits);
+    return std::nullopt;
+  };
+  if (Status bad = memory_of_steps()) return std::move(*bad);
+  Result<KvCache> cache = make_cache(*model.device, of_cache, options);
   if (!cache.ok()) return std::move(cache.failure());
-  ModelRunner runner(model, std::move(cache.value()), has_sparq ? options.sparq : SparqSizes());
-  if (auto bad = decoder.reserve(*runner.executor_, options.max_batch_tokens, options.cache_dtype))
-    return std::move(*bad);
+  ModelRunner runner(model, std::move(executor.value()), std::move(cache.value()),
+                     has_sparq ? options.sparq : SparqSizes());
+  runner.device_logits_ = std::move(logits);
   return runner;
 }
 
@@ -68,7 +118,7 @@ Status ModelRunner::step(std::span<const Part> parts, float* logits, HostMemory 
 Status ModelRunner::run(std::span<const Part> parts, float* logits, HostMemory memory) {
   for (const Part& part : parts)
     HEADRACE_TRY(
-        cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
+        cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), stream()));
   return forward_on(*executor_, parts, logits, memory);
 }
 
@@ -94,7 +144,7 @@ Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, 
                                  cache_.view(), to.value()));
   if (logits == nullptr) return std::nullopt;
   if (to.value() == logits) return executor.wait();
-  return device().download(to.value(), logits, logits_bytes(), nullptr);
+  return device().download(to.value(), logits, logits_bytes(*decoder_, num_logits()), stream());
 }
 
 // Dense where a sequence has no more keys than would be read: the sequences that a session decodes
@@ -109,23 +159,16 @@ SparqSizes ModelRunner::sparq_of(std::span<const Part> parts) const {
   return has_sparq ? sparq_ : SparqSizes();
 }
 
-std::size_t ModelRunner::logits_bytes() const {
-  return logits_rows_.size() * static_cast<std::size_t>(decoder_->config.vocab_size) *
-         sizeof(float);
-}
-
 Result<float*> ModelRunner::where_to_write(float* logits, HostMemory memory) {
   if (device().info().device_type == HEADRACE_CPU) return logits;
   if (logits != nullptr && memory == HostMemory::page_locked && logits_rows_.size() == 1)
     return logits;
-  if (logits_bytes() > device_logits_.bytes() || device_logits_.data() == nullptr) {
-    device_logits_ = {};  // free the old memory first
-    device_logits_ = device().allocate(logits_bytes());
-    if (device_logits_.data() == nullptr)
-      return Failure{ErrorCode::out_of_memory,
-                     format_text("no memory for the logits of {} tokens; pass a smaller "
-                                 "batch_tokens or ask for fewer logits",
-                                 logits_rows_.size())};
+  if (logits_bytes(*decoder_, num_logits()) > device_logits_.bytes() ||
+      device_logits_.data() == nullptr) {
+    // The token of an earlier step may still be drawn from the old memory.
+    if (Status bad = device().synchronise(stream())) return std::move(*bad);
+    if (Status bad = allocate_logits(device(), *decoder_, num_logits(), device_logits_))
+      return std::move(*bad);
   }
   return device_logits_.as<float>();
 }

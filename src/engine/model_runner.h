@@ -17,11 +17,15 @@ struct RunnerOptions {
   std::int64_t max_batch_tokens = 512;  // tokens of all sequences in a step
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
+  // With num_pages = 0, on a GPU: as many pages as sequences of so many tokens need, or as fit
+  // (cache_pages.h); max_sequences run at once. 0: num_pages counts.
+  std::int64_t max_tokens_to_fit = 0;
   std::int64_t num_host_pages = 0;
   DType cache_dtype = DType::f16;  // of queries, and of keys and values that are no codes
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
-  std::int64_t max_sequences = 1;                   // with codes: of the cache, at once
-  SparqSizes sparq = {};  // of steps of generated tokens; CPU, without codes
+  std::int64_t max_sequences = 1;                   // of the cache, at once
+  std::int64_t max_logits = 0;  // rows of a step, for which a GPU has memory from the beginning
+  SparqSizes sparq = {};        // of steps of generated tokens; CPU, without codes
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };
@@ -72,15 +76,18 @@ class ModelRunner {
   const float* logits_on_device() const { return device_logits_.as<const float>(); }
   const model::Decoder& decoder() const { return *decoder_; }
   Device& device() { return executor_->device(); }
+  // Of the steps. Copies of the cache's pages have to be work of this stream too.
+  Stream stream() const { return executor_->stream(); }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
 
  private:
-  ModelRunner(const LanguageModel& model, KvCache cache, const SparqSizes& sparq)
+  ModelRunner(const LanguageModel& model, std::unique_ptr<Executor> executor, KvCache cache,
+              const SparqSizes& sparq)
       : decoder_(&*model.decoder),
-        executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)),
-        sparq_(sparq) {}
+        sparq_(sparq),
+        executor_(std::move(executor)) {}
   Status fill(std::span<const Part> parts);
   SparqSizes sparq_of(std::span<const Part> parts) const;
   // The groups of a sequence from the one that holds the token behind `begin` to that of the last.
@@ -90,15 +97,16 @@ class ModelRunner {
   void order_rows(std::span<const Part> parts);
   // Where a step writes its logits: to `logits`, else to memory of the device.
   Result<float*> where_to_write(float* logits, HostMemory memory);
-  std::size_t logits_bytes() const;
+  std::int64_t num_logits() const { return static_cast<std::int64_t>(logits_rows_.size()); }
   Status run(std::span<const Part> parts, float* logits, HostMemory memory);
 
   const model::Decoder* decoder_;
-  std::unique_ptr<Executor> executor_;
   KvCache cache_;
   SparqSizes sparq_;
 
   Buffer device_logits_;  // float [logits_rows of the largest step, vocab_size]; empty on the host
+  // Behind the memory that its steps use: it is destroyed first, and waits for them.
+  std::unique_ptr<Executor> executor_;
 
   // Consecutive tokens of a part, which attention computes together: a sequence of the batch.
   struct Run {

@@ -221,7 +221,7 @@ Status Scheduler::add_prefill(Sequence& s) {
 // If pages are missing, those that run last give theirs, at the end the sequence its own.
 Status Scheduler::reserve_chunk(Sequence& s, std::int64_t num_tokens) {
   while (s.state == SequenceState::running) {
-    Status full = cache_->reserve(s.cache_sequence, num_tokens, nullptr);
+    Status full = cache_->reserve(s.cache_sequence, num_tokens, options_.stream);
     if (!full) {
       add_chunk(s, num_tokens);
       break;
@@ -268,7 +268,7 @@ Status Scheduler::preempt(Sequence& s) {
 Status Scheduler::preempt_alone(Sequence& s) {
   // Only sequences that need no other one are swapped.
   Status swapped = cache_->options().num_host_pages > 0 && s.gang == 0
-                       ? cache_->swap_out(s.cache_sequence, nullptr)
+                       ? cache_->swap_out(s.cache_sequence, options_.stream)
                        : Failure{ErrorCode::out_of_memory, {}};
   if (swapped && swapped->code != ErrorCode::out_of_memory) return swapped;
   s.is_swapped = !swapped;
@@ -327,7 +327,7 @@ Result<bool> Scheduler::start(Sequence& s, bool needs_chunk) {
 Result<bool> Scheduler::swap_in(Sequence& s) {
   if (chunk_size(s, s.num_computed) == 0) return false;
   if (!has_room(ceil_div(s.length(), cache_->options().page_size))) return false;
-  if (Status bad = cache_->swap_in(s.cache_sequence, nullptr)) return std::move(*bad);
+  if (Status bad = cache_->swap_in(s.cache_sequence, options_.stream)) return std::move(*bad);
   s.is_swapped = false;
   if (Status bad = reserve_all(s)) return std::move(*bad);
   return true;
@@ -336,7 +336,7 @@ Result<bool> Scheduler::swap_in(Sequence& s) {
 // Recent pages are there for the tokens of a step alone, so a cache of codes reserves those.
 Status Scheduler::reserve_all(const Sequence& s) {
   return cache_->has_codes() ? std::nullopt
-                             : cache_->reserve(s.cache_sequence, s.num_left(), nullptr);
+                             : cache_->reserve(s.cache_sequence, s.num_left(), options_.stream);
 }
 
 bool Scheduler::has_room(std::int64_t num_pages) const {

@@ -41,6 +41,7 @@ struct SchedulerOptions {
   std::int64_t min_chunk = 1;        // tokens of a prompt
   std::int64_t watermark_pages = 0;  // stay free when a sequence is admitted beside others
   std::int64_t max_age_steps = 4096;
+  Stream stream = nullptr;  // of the steps, for copies of pages
 };
 
 struct SchedulerStats {

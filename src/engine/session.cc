@@ -145,7 +145,7 @@ Status Session::append_all(std::size_t num_new, float* logits) {
 // All slots first: if pages are missing, nothing is computed. Recent pages are those of a step.
 Status Session::reserve(std::int64_t num_tokens) {
   KvCache& cache = runner_.cache();
-  if (!cache.has_codes()) return cache.reserve(sequence_, num_tokens, nullptr);
+  if (!cache.has_codes()) return cache.reserve(sequence_, num_tokens, runner_.stream());
   const KvSequenceInfo info = cache.info(sequence_).value();
   const std::int64_t num_pages =
       ceil_div(info.length + num_tokens, cache.options().page_size) - info.num_pages;

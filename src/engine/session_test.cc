@@ -332,8 +332,9 @@ LimitedDevice& limit_device_of(LanguageModel& model) {
 
 TEST(Session, SaysWhenThereIsNoMemoryForPages) {
   LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
-  limit_device_of(model).limit = 1000;
-  const Result<Session> session = Session::make(model, {.max_tokens = 64, .page_size = 16});
+  limit_device_of(model).limit = 4000;  // has room for the activations of a token
+  const Result<Session> session =
+      Session::make(model, {.max_tokens = 64, .batch_tokens = 1, .page_size = 16});
   ASSERT_FALSE(session.ok());
   EXPECT_EQ(session.failure().code, ErrorCode::out_of_memory);
   EXPECT_EQ(session.failure().message,

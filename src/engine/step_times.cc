@@ -105,7 +105,8 @@ Result<StepTimes> time_step(Session& session, std::int64_t num_tokens, std::int6
   if (!step.has_memory())
     return Failure{ErrorCode::out_of_memory,
                    "no memory for the logits of a token; close other programs"};
-  if (Status bad = cache.reserve(session.sequence(), num_tokens, nullptr)) return std::move(*bad);
+  if (Status bad = cache.reserve(session.sequence(), num_tokens, session.runner().stream()))
+    return std::move(*bad);
   Result<StepTimes> times = time_operators(step, num_rounds);
   // Gives up the reserved slots.
   if (Status bad = cache.truncate(session.sequence(), length)) return std::move(*bad);

@@ -106,6 +106,7 @@ class Listener final : public Executor {
   Device& device() override { return to_.device(); }
   DType activation_dtype() const override { return to_.activation_dtype(); }
   MatmulMode mode() const override { return to_.mode(); }
+  Stream stream() const override { return to_.stream(); }
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override {
     return to_.prepare(format, rows, columns, blocks);

@@ -9,8 +9,9 @@
 
 namespace headrace {
 
-Status grow(Device& device, Buffer& buffer, std::size_t bytes) {
+Status grow(Device& device, Stream stream, Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes() && buffer.data() != nullptr) return std::nullopt;
+  if (buffer.data() != nullptr) HEADRACE_TRY(device.synchronise(stream));
   buffer = {};  // free the old memory first
   buffer = device.allocate(bytes);
   if (buffer.data() != nullptr) return std::nullopt;
@@ -18,12 +19,12 @@ Status grow(Device& device, Buffer& buffer, std::size_t bytes) {
                  format_text("no memory for {} bytes of activations; use smaller batches", bytes)};
 }
 
-Result<Rows> Activations::alloc(Device& device, std::int64_t num_rows, std::int64_t width,
-                                DType dtype) {
+Result<Rows> Activations::alloc(Device& device, Stream stream, std::int64_t num_rows,
+                                std::int64_t width, DType dtype) {
   if (num_allocs_ == buffers_.size()) buffers_.emplace_back();
   Buffer& buffer = buffers_[num_allocs_++];
   const std::byte* before = buffer.data();
-  if (auto failure = grow(device, buffer, bytes_of(num_rows, width, dtype)))
+  if (auto failure = grow(device, stream, buffer, bytes_of(num_rows, width, dtype)))
     return std::move(*failure);
   if (buffer.data() != before) ++version_;
   return Rows{.data = buffer.data(), .dtype = dtype, .num_rows = num_rows, .width = width};

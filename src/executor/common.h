@@ -13,14 +13,16 @@ inline std::size_t bytes_of(std::int64_t rows, std::int64_t width, DType dtype) 
   return static_cast<std::size_t>(rows * width) * dtype_bytes(dtype);
 }
 
-// Makes the buffer at least `bytes` large; its contents are lost if it grows. out_of_memory.
-Status grow(Device& device, Buffer& buffer, std::size_t bytes);
+// Makes the buffer at least `bytes` large. If it grows, its contents are lost, and the work of
+// `stream`, which may use them, ends first. out_of_memory.
+Status grow(Device& device, Stream stream, Buffer& buffer, std::size_t bytes);
 
 // The memory of Executor::alloc().
 class Activations {
  public:
   void begin_step() { num_allocs_ = 0; }
-  Result<Rows> alloc(Device& device, std::int64_t num_rows, std::int64_t width, DType dtype);
+  Result<Rows> alloc(Device& device, Stream stream, std::int64_t num_rows, std::int64_t width,
+                     DType dtype);
   // Counts the buffers that have moved.
   std::uint64_t version() const { return version_; }
 
@@ -64,6 +66,6 @@ AttentionArgs attention_args(const KvView& kv, std::int64_t layer, const Rows& q
                              std::int64_t out_width);
 
 std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);
-std::unique_ptr<Executor> make_cuda_executor(Device& device, MatmulMode mode);
+Result<std::unique_ptr<Executor>> make_cuda_executor(Device& device, MatmulMode mode);
 
 }  // namespace headrace

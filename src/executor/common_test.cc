@@ -1,8 +1,9 @@
-// What a step may share: the prefixes of neighbouring sequences.
+// What a step may share: the prefixes of neighbouring sequences. Memory that grows.
 #include "executor/common.h"
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <vector>
 
 #include "executor/batch.h"
@@ -74,7 +75,7 @@ TEST(Activations, CountBuffersThatMove) {
   const auto step = [&](std::int64_t num_rows) {
     activations.begin_step();
     for (int i = 0; i < 2; ++i)
-      EXPECT_TRUE(activations.alloc(*device, num_rows, 8, DType::f32).ok());
+      EXPECT_TRUE(activations.alloc(*device, nullptr, num_rows, 8, DType::f32).ok());
     return activations.version();
   };
   const std::uint64_t first = step(4);
@@ -83,6 +84,43 @@ TEST(Activations, CountBuffersThatMove) {
   const std::uint64_t larger = step(1 << 16);
   EXPECT_NE(larger, first);
   EXPECT_EQ(step(4), larger);
+}
+
+// Counts the waits for each stream.
+class WaitedFor final : public Device {
+ public:
+  WaitedFor() : Device(DeviceInfo{}), host_(make_host_device(DeviceInfo{})) {}
+  Buffer allocate(std::size_t bytes) override { return host_->allocate(bytes); }
+  Buffer allocate_host(std::size_t bytes) override { return host_->allocate_host(bytes); }
+  Buffer upload(const void* data, std::size_t bytes) override { return host_->upload(data, bytes); }
+  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
+    return host_->copy(copies, stream);
+  }
+  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
+    return host_->download(from, to, bytes, stream);
+  }
+  Status synchronise(Stream stream) override {
+    ++num_waits[stream];
+    return std::nullopt;
+  }
+  std::size_t free_bytes() override { return host_->free_bytes(); }
+  std::map<Stream, int> num_waits;
+
+ private:
+  std::unique_ptr<Device> host_;
+};
+
+// Work that is on its way uses the old memory.
+TEST(Grow, WaitsForTheStreamBeforeItFrees) {
+  WaitedFor device;
+  int place = 0;
+  const Stream stream = &place;
+  Buffer buffer;
+  ASSERT_FALSE(grow(device, stream, buffer, 64));
+  ASSERT_FALSE(grow(device, stream, buffer, 32));
+  EXPECT_TRUE(device.num_waits.empty()) << "nothing was freed";
+  ASSERT_FALSE(grow(device, stream, buffer, 65));
+  EXPECT_EQ(device.num_waits, (std::map<Stream, int>{{stream, 1}}));
 }
 
 TEST(SharedPrefix, OfOneSequenceIsNone) {

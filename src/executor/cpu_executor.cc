@@ -25,6 +25,7 @@ class CpuExecutor final : public Executor {
   Device& device() override { return device_; }
   DType activation_dtype() const override { return DType::f32; }
   MatmulMode mode() const override { return mode_; }
+  Stream stream() const override { return nullptr; }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override {
@@ -32,7 +33,7 @@ class CpuExecutor final : public Executor {
   }
 
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {
-    return activations_.alloc(device_, num_rows, width, dtype);
+    return activations_.alloc(device_, nullptr, num_rows, width, dtype);
   }
   Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) override;
   Status embed(const Weight& embedding, const Rows& out) override;
@@ -103,10 +104,10 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
     HEADRACE_TRY(sparq_.begin_step(batch, kv, spec));
   } else {
     HEADRACE_TRY(plan_step(size_of(batch), 0, kv, spec, device_.info(), plan_));
-    HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
+    HEADRACE_TRY(grow(device_, nullptr, workspace_, plan_.schedule.workspace_bytes));
   }
   HEADRACE_TRY(
-      grow(device_, attn_out_,
+      grow(device_, nullptr, attn_out_,
            bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
   return compute_rope_angles();
 }
@@ -115,8 +116,8 @@ Status CpuExecutor::compute_rope_angles() {
   const std::int64_t half = rot_dim() / 2, num_tokens = batch_->num_tokens();
   for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
     token_indices_.push_back(static_cast<std::int32_t>(i));
-  HEADRACE_TRY(grow(device_, cos_, bytes_of(num_tokens, half, DType::f32)));
-  HEADRACE_TRY(grow(device_, sin_, bytes_of(num_tokens, half, DType::f32)));
+  HEADRACE_TRY(grow(device_, nullptr, cos_, bytes_of(num_tokens, half, DType::f32)));
+  HEADRACE_TRY(grow(device_, nullptr, sin_, bytes_of(num_tokens, half, DType::f32)));
   const std::span<const double> frequencies(spec_->rope_frequencies.as<const double>(),
                                             static_cast<std::size_t>(half));
   return for_rows(num_tokens, [&](cpu::RowRange rows) {
@@ -156,7 +157,7 @@ Status CpuExecutor::rms_norm(const Rows& x, const Buffer& weight, float eps, con
 }
 
 Status CpuExecutor::linear(const Linear& call) {
-  HEADRACE_TRY(grow(device_, activation_groups_,
+  HEADRACE_TRY(grow(device_, nullptr, activation_groups_,
                     cpu::multiply_scratch_bytes(call.x.width, call.x.num_rows)));
   return cpu::multiply({.matrices = call.weights,
                         .bias = call.bias == nullptr ? nullptr : call.bias->as<const float>(),

@@ -65,9 +65,10 @@ Status CpuSparq::begin_step(const Batch& batch, const KvView& kv, const Attentio
                 .seqused_k = batch.seqused_k.data(),
                 .seqused_stride = 1};
   args_ = args;
-  HEADRACE_TRY(grow(device_, workspace_, cpu::sparq_workspace_bytes(args, device_.info())));
+  HEADRACE_TRY(
+      grow(device_, nullptr, workspace_, cpu::sparq_workspace_bytes(args, device_.info())));
   if (!kv.shape.has_value_sums) return std::nullopt;
-  return grow(device_, sums_, bytes_of(args.batch, sum_width(kv), DType::f32));
+  return grow(device_, nullptr, sums_, bytes_of(args.batch, sum_width(kv), DType::f32));
 }
 
 Status CpuSparq::append(const Batch& batch, const KvView& kv, std::int64_t layer) {

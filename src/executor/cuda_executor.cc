@@ -33,21 +33,24 @@ void pad_rows(std::span<const std::int32_t> rows, std::int64_t width, std::int64
 
 class CudaExecutor final : public Executor {
  public:
-  CudaExecutor(Device& device, MatmulMode mode)
-      : device_(device), id_(device.info().device_id), mode_(mode) {}
-  // A copy may still read staging_.
-  ~CudaExecutor() override {
-    if (copied_) static_cast<void>(cuda::wait(copied_));
-  }
+  CudaExecutor(Device& device, MatmulMode mode, cuda::OwnedStream stream, cuda::Event copied)
+      : device_(device),
+        id_(device.info().device_id),
+        mode_(mode),
+        stream_(std::move(stream)),
+        copied_(std::move(copied)) {}
+  // Work may still use its memory, and that of the cache and the logits, which outlives it.
+  ~CudaExecutor() override { static_cast<void>(wait()); }
 
   Device& device() override { return device_; }
   DType activation_dtype() const override { return kDType; }
   MatmulMode mode() const override { return mode_; }
+  Stream stream() const override { return stream_.get(); }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override;
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {
-    return activations_.alloc(device_, num_rows, width, dtype);
+    return activations_.alloc(device_, stream_.get(), num_rows, width, dtype);
   }
   Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) override;
   Status embed(const Weight& embedding, const Rows& out) override;
@@ -62,7 +65,6 @@ class CudaExecutor final : public Executor {
   Status wait() override { return device_.synchronise(stream_.get()); }
 
  private:
-  Status start();
   Status plan_attention(const KvView& kv, const AttentionSpec& spec);
   bool is_graph() const { return num_prefills_ == 0 && batch_->num_tokens() <= kMaxGraphTokens; }
   Status upload_batch(std::int64_t max_pages);
@@ -90,10 +92,9 @@ class CudaExecutor final : public Executor {
   Device& device_;
   const int id_;
   const MatmulMode mode_;
-  // Made by the first step.
   cuda::OwnedStream stream_;
   cuda::Event copied_;            // behind the copy of staging_
-  cuda::OwnedCublasLt cublaslt_;  // in the fast mode
+  cuda::OwnedCublasLt cublaslt_;  // in the fast mode, made by the first step
 
   Activations activations_;
   Buffer attn_out_;   // [num_tokens, num_heads * head_dim_v] in the cache's dtype
@@ -151,23 +152,12 @@ Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::
                              bytes, id_)};
 }
 
-Status CudaExecutor::start() {
-  if (mode_ == MatmulMode::fast) {
+Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
+  if (mode_ == MatmulMode::fast && cublaslt_ == nullptr) {
     Result<cuda::OwnedCublasLt> cublaslt = cuda::make_cublaslt(id_);
     if (!cublaslt.ok()) return std::move(cublaslt.failure());
     cublaslt_ = std::move(cublaslt.value());
   }
-  Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
-  if (!stream.ok()) return std::move(stream.failure());
-  Result<cuda::Event> copied = cuda::make_event(id_);
-  if (!copied.ok()) return std::move(copied.failure());
-  copied_ = std::move(copied.value());
-  stream_ = std::move(stream.value());
-  return std::nullopt;
-}
-
-Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
-  if (stream_ == nullptr) HEADRACE_TRY(start());
   activations_.begin_step();
   batch_ = &batch;
   spec_ = &spec;
@@ -175,9 +165,10 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
   HEADRACE_TRY(plan_attention(kv, spec));
   if (kv.shape.dtype != kDType)
     HEADRACE_TRY(
-        grow(device_, attn_out_,
+        grow(device_, stream_.get(), attn_out_,
              bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
-  HEADRACE_TRY(grow(device_, angles_, bytes_of(2 * batch.num_tokens(), num_pairs(), DType::f32)));
+  HEADRACE_TRY(grow(device_, stream_.get(), angles_,
+                    bytes_of(2 * batch.num_tokens(), num_pairs(), DType::f32)));
   HEADRACE_TRY(upload_batch(max_pages_));
   step_.operators.assign(1, cuda_step::Angles{});
   step_.key = {};
@@ -237,7 +228,7 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
     attend.workspace = bytes;
     bytes += round_up<std::size_t>(attend.plan.schedule.workspace_bytes, kAlignment);
   }
-  return grow(device_, workspace_, bytes);
+  return grow(device_, stream_.get(), workspace_, bytes);
 }
 
 // All arrays in one copy; rows of the block table with max_pages entries each.
@@ -271,7 +262,7 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
                                  "batches",
                                  bytes)};
   }
-  HEADRACE_TRY(grow(device_, arrays_, bytes));
+  HEADRACE_TRY(grow(device_, stream_.get(), arrays_, bytes));
   for (std::size_t i = 0; i < kCount; ++i)
     std::copy(arrays[i].begin(), arrays[i].end(), staging_.data() + offsets[i]);
   pad_rows(batch_->block_table, batch_->max_pages(), max_pages,
@@ -489,8 +480,14 @@ Status CudaExecutor::enqueue(const cuda_step::Activate& call) {
 
 }  // namespace
 
-std::unique_ptr<Executor> make_cuda_executor(Device& device, MatmulMode mode) {
-  return std::make_unique<CudaExecutor>(device, mode);
+Result<std::unique_ptr<Executor>> make_cuda_executor(Device& device, MatmulMode mode) {
+  const int device_id = device.info().device_id;
+  Result<cuda::OwnedStream> stream = cuda::make_stream(device_id);
+  if (!stream.ok()) return std::move(stream.failure());
+  Result<cuda::Event> copied = cuda::make_event(device_id);
+  if (!copied.ok()) return std::move(copied.failure());
+  return std::unique_ptr<Executor>(std::make_unique<CudaExecutor>(
+      device, mode, std::move(stream.value()), std::move(copied.value())));
 }
 
 }  // namespace headrace

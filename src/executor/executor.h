@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "core/dtype.h"
+#include "core/kernel.h"
 #include "core/rope.h"
 #include "executor/batch.h"
 #include "kv_cache/kv_view.h"
@@ -52,6 +53,9 @@ class Executor {
   virtual Device& device() = 0;
   virtual DType activation_dtype() const = 0;
   virtual MatmulMode mode() const = 0;
+  // On a GPU a stream of its own, on which its steps run; work of other streams does not wait for
+  // them. Null on a CPU.
+  virtual Stream stream() const = 0;
 
   // Packs a matrix [rows, columns] of a model file, in host memory, for the device. unsupported,
   // out_of_memory.
@@ -89,7 +93,7 @@ class Executor {
   virtual Status attention(const Rows& q, std::int64_t layer, const Rows& out) = 0;
   // gate_up: [gate, up]. out = silu(gate) * up.
   virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
-  // Enqueues what is left of the step. Later work of the device's default stream comes behind it.
+  // Enqueues what is left of the step. Later work of stream() comes behind it.
   virtual Status end_step() = 0;
   // Waits for the work of the steps.
   virtual Status wait() = 0;
@@ -99,7 +103,7 @@ class Executor {
 Result<std::unique_ptr<Device>> make_device(const DeviceInfo& info);
 
 // Makes an executor for the device, which must outlive it. `mode` applies to the weights that it
-// prepares.
-std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode);
+// prepares. device_error.
+Result<std::unique_ptr<Executor>> make_executor(Device& device, MatmulMode mode);
 
 }  // namespace headrace

@@ -8,7 +8,7 @@ Result<std::unique_ptr<Device>> make_device(const DeviceInfo& info) {
   return make_host_device(info);
 }
 
-std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode) {
+Result<std::unique_ptr<Executor>> make_executor(Device& device, MatmulMode mode) {
   if (device.info().device_type == HEADRACE_CUDA) return make_cuda_executor(device, mode);
   return make_cpu_executor(device, mode);
 }

@@ -82,6 +82,8 @@ class KvCache {
  public:
   // out_of_memory, invalid_argument. The device must outlive the cache.
   static Result<KvCache> make(Device& device, const KvCacheOptions& options);
+  // That the recent pages take on the device; INT64_MAX if that overflows.
+  static std::int64_t recent_bytes(const KvCacheOptions& options);
 
   const KvCacheOptions& options() const { return options_; }
   KvView view() const;

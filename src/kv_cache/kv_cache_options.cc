@@ -91,6 +91,10 @@ Result<KvPages> allocate(Device& device, const KvPageShape& shape, Place place, 
 
 }  // namespace
 
+std::int64_t KvCache::recent_bytes(const KvCacheOptions& options) {
+  return KvPages::num_bytes(recent_shape(options, options.num_recent_pages));
+}
+
 Result<KvCache> KvCache::make(Device& device, const KvCacheOptions& options) {
   if (Status bad = check_options(options)) return std::move(*bad);
   const KvCacheOptions& o = options;

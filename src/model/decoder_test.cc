@@ -31,7 +31,7 @@ class Steps : public ::testing::TestWithParam<std::tuple<const char*, DType, KvL
     DeviceInfo info = cpu_info().value();
     info.num_units = 2;
     device_ = make_host_device(info);
-    executor_ = make_executor(*device_, MatmulMode::normal);
+    executor_ = std::move(make_executor(*device_, MatmulMode::normal).value());
     const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/" + std::get<0>(GetParam());
     Result<ModelFile> file = read_gguf(path);
     EXPECT_TRUE(file.ok());
@@ -186,7 +186,7 @@ TEST_P(Steps, LogitsRowsMayBeAnyRows) {
 TEST(LoadDecoder, EveryTensorIsNeededAsItIs) {
   DeviceInfo info = cpu_info().value();
   const std::unique_ptr<Device> device = make_host_device(info);
-  const std::unique_ptr<Executor> executor = make_executor(*device, MatmulMode::normal);
+  const auto executor = std::move(make_executor(*device, MatmulMode::normal).value());
   for (const char* name : {"tiny_llama3_f16.gguf", "tiny_qwen2_f32.gguf"}) {
     Result<ModelFile> read = read_gguf(std::string(HEADRACE_GOLDEN_DIR) + "/tiny/" + name);
     ASSERT_TRUE(read.ok());

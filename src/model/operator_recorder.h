@@ -34,6 +34,7 @@ class OperatorRecorder final : public Executor {
   Device& device() override { return memory_; }
   DType activation_dtype() const override;
   MatmulMode mode() const override;
+  Stream stream() const override { return executor_ == nullptr ? nullptr : executor_->stream(); }
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override;
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override;

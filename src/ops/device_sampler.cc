@@ -55,19 +55,19 @@ ByteCopy copy_of(const T* from, T* to, std::int64_t count) {
 
 class DeviceSampler::State {
  public:
-  State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size)
+  State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size,
+        Stream stream)
       : device_(device),
         host_(host),
+        stream_(stream),
         max_draws_(max_draws),
         vocab_size_(vocab_size),
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
         filter_(host),
         sums_(static_cast<std::size_t>(max_draws)) {}
-  // The device writes to memory of the host.
-  ~State() {
-    if (has_drawn_) static_cast<void>(cuda::wait(has_drawn_));
-  }
+  // The device reads and writes memory of the host.
+  ~State() { static_cast<void>(device_.synchronise(stream_)); }
   State(const State&) = delete;
 
   Status allocate();
@@ -104,6 +104,7 @@ class DeviceSampler::State {
 
   Device& device_;
   const DeviceInfo host_;
+  const Stream stream_;
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
   std::vector<double> sums_;      // of the weights of a draw
@@ -183,8 +184,8 @@ Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> dr
                                   .row_maxima = device_arrays_.row_maxima,
                                   .drawn = drawn_,
                                   .tokens = tokens_},
-                                 device_.info().device_id, nullptr));
-  return cuda::record(has_drawn_, nullptr);
+                                 device_.info().device_id, stream_));
+  return cuda::record(has_drawn_, stream_);
 }
 
 Status DeviceSampler::State::end(std::span<Draw> draws) {
@@ -244,7 +245,7 @@ Status DeviceSampler::State::enqueue_summaries(const float* logits, std::span<co
       host_arrays_.queries[num_queries_++] = {draw.row, 1, kLargest};
   const Arrays& d = device_arrays_;
   const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, num_queries_);
-  HEADRACE_TRY(device_.copy({&queries, 1}, nullptr));
+  HEADRACE_TRY(device_.copy({&queries, 1}, stream_));
   return cuda::summarise_logits({.logits = logits,
                                  .vocab_size = vocab_size_,
                                  .queries = d.queries,
@@ -252,7 +253,7 @@ Status DeviceSampler::State::enqueue_summaries(const float* logits, std::span<co
                                  .maxima = d.maxima,
                                  .block_sums = d.block_sums,
                                  .row_maxima = d.row_maxima},
-                                device_.info().device_id, nullptr);
+                                device_.info().device_id, stream_);
 }
 
 Status DeviceSampler::State::read_summaries(std::size_t num_draws) {
@@ -261,8 +262,8 @@ Status DeviceSampler::State::read_summaries(std::size_t num_draws) {
   const ByteCopy summaries[] = {copy_of(d.row_maxima, h.row_maxima, count),
                                 copy_of(d.maxima, h.maxima, count * num_maxima_),
                                 copy_of(d.block_sums, h.block_sums, count * num_sums_)};
-  HEADRACE_TRY(device_.copy(summaries, nullptr));
-  return device_.synchronise(nullptr);
+  HEADRACE_TRY(device_.copy(summaries, stream_));
+  return device_.synchronise(stream_);
 }
 
 LogitSummary DeviceSampler::State::summary_of(std::size_t i) const {
@@ -290,7 +291,7 @@ LogitRange DeviceSampler::State::range_of(const Draw& draw, std::size_t i) {
 Status DeviceSampler::State::gather(const float* logits, std::size_t num_draws) {
   const ByteCopy ranges =
       copy_of(host_arrays_.ranges, device_arrays_.ranges, static_cast<std::int64_t>(num_draws));
-  HEADRACE_TRY(device_.copy({&ranges, 1}, nullptr));
+  HEADRACE_TRY(device_.copy({&ranges, 1}, stream_));
   HEADRACE_TRY(cuda::gather_logits({.logits = logits,
                                     .vocab_size = vocab_size_,
                                     .ranges = device_arrays_.ranges,
@@ -299,8 +300,8 @@ Status DeviceSampler::State::gather(const float* logits, std::size_t num_draws) 
                                     .candidates = known_,
                                     .max_candidates = kMaxCandidates,
                                     .counts = counts_},
-                                   device_.info().device_id, nullptr));
-  return device_.synchronise(nullptr);
+                                   device_.info().device_id, stream_));
+  return device_.synchronise(stream_);
 }
 
 std::optional<std::int32_t> DeviceSampler::State::finish(const Draw& draw, std::size_t i) {
@@ -324,7 +325,8 @@ bool DeviceSampler::takes(const SamplingOptions& o) {
 }
 
 Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host,
-                                          std::int64_t max_draws, std::int64_t vocab_size) {
+                                          std::int64_t max_draws, std::int64_t vocab_size,
+                                          Stream stream) {
   if (device.info().device_type != HEADRACE_CUDA)
     return unsupported("a device sampler on [{}]: must be a GPU; use a sampler of the host",
                        device_text(device.info()));
@@ -334,7 +336,7 @@ Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host
   if (vocab_size > kMaxGatherLogits)
     return unsupported("a vocabulary of {} tokens on a GPU, at most {}; use a sampler of the host",
                        vocab_size, kMaxGatherLogits);
-  auto state = std::make_unique<State>(device, host, max_draws, vocab_size);
+  auto state = std::make_unique<State>(device, host, max_draws, vocab_size, stream);
   if (Status bad = state->allocate()) return std::move(*bad);
   return DeviceSampler(std::move(state));
 }

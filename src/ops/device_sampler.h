@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "core/kernel.h"
 #include "ops/sampling.h"
 #include "runtime/device.h"
 
@@ -33,19 +34,20 @@ class DeviceSampler {
   // Of these, draws that need no host: greedy, or without filters.
   bool draws_alone(const SamplingOptions& options) const;
 
-  // max_draws: of one call. The device must outlive it. unsupported: not a GPU. out_of_memory.
+  // max_draws: of one call. All work goes to `stream`. The device and the stream must outlive it.
+  // unsupported: not a GPU. out_of_memory.
   static Result<DeviceSampler> make(Device& device, const DeviceInfo& host, std::int64_t max_draws,
-                                    std::int64_t vocab_size);
+                                    std::int64_t vocab_size, Stream stream);
   ~DeviceSampler();
   DeviceSampler(DeviceSampler&&) noexcept;
   DeviceSampler& operator=(DeviceSampler&&) noexcept;
 
-  // logits: [*, vocab_size], in device memory, behind earlier work of the default stream. Returns
-  // when the tokens are there. device_error.
+  // logits: [*, vocab_size], in device memory, behind earlier work of the stream. Returns when the
+  // tokens are there. device_error.
   Status draw(const float* logits, std::span<Draw> draws);
 
   // The same of up to max_draws draws that need no host, in two calls: begin() returns when they
-  // are enqueued, and the tokens are in memory of the device for later work of the default stream.
+  // are enqueued, and the tokens are in memory of the device for later work of the stream.
   Status begin(const float* logits, std::span<const Draw> draws);
   const std::int32_t* tokens_on_device() const;  // [max_draws]
   Status end(std::span<Draw> draws);             // those of begin()

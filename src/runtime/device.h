@@ -32,7 +32,7 @@ class Device {
   // Uninitialised, aligned to 64 bytes. Buffer::data() is null if the allocation fails, so that the
   // caller's message can name the purpose of the memory. Pages are backed when they are written.
   virtual Buffer allocate(std::size_t bytes) = 0;
-  // A copy of host memory; null as in allocate().
+  // A copy of host memory, complete for work of every stream; null as in allocate().
   virtual Buffer upload(const void* data, std::size_t bytes) = 0;
 
   // Memory of the host that copy() reaches without a detour: page-locked on a GPU. Null like

@@ -307,6 +307,7 @@ TEST(DecoderOnGpuErrors, ColumnsThatAreNoMultipleOfEight) {
   const std::vector<float> matrix(3 * 12);
   const Result<Weight> weight =
       make_executor(*device, MatmulMode::normal)
+          .value()
           ->prepare(WeightType::f32, 3, 12, reinterpret_cast<const std::byte*>(matrix.data()));
   ASSERT_FALSE(weight.ok());
   EXPECT_EQ(weight.failure().code, ErrorCode::unsupported);

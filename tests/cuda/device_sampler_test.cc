@@ -72,7 +72,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
   const auto device = std::move(cuda::make_device(0).value());
   const DeviceInfo host = cpu_info().value();
   // Fewer than are drawn at once.
-  auto on_device = std::move(DeviceSampler::make(*device, host, 64, vocab_size).value());
+  auto on_device = std::move(DeviceSampler::make(*device, host, 64, vocab_size, nullptr).value());
   Sampler on_host = std::move(Sampler::make(host).value());
   Random random(static_cast<std::uint64_t>(vocab_size));
   std::int64_t num_drawn = 0, num_left = 0;
@@ -115,7 +115,8 @@ TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
 TEST_P(DeviceSamplerOnGpu, LeavesBadRowsToTheHost) {
   const std::int64_t vocab_size = GetParam();
   const auto device = std::move(cuda::make_device(0).value());
-  auto sampler = std::move(DeviceSampler::make(*device, cpu_info().value(), 8, vocab_size).value());
+  auto sampler =
+      std::move(DeviceSampler::make(*device, cpu_info().value(), 8, vocab_size, nullptr).value());
   for (const float bad : {std::nanf(""), kInfinity}) {
     std::vector<float> rows(static_cast<std::size_t>(2 * vocab_size), 1.0f);
     rows[static_cast<std::size_t>(vocab_size / 2)] = bad;
@@ -135,7 +136,7 @@ TEST_P(DeviceSamplerOnGpu, LeavesBadRowsToTheHost) {
 TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
   HEADRACE_NEEDS_GPU(80);
   const auto device = std::move(cuda::make_device(0).value());
-  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64);
+  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64, nullptr);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.failure().code, ErrorCode::unsupported);
 }
@@ -145,7 +146,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
   const std::int64_t vocab_size = GetParam();
   const auto device = std::move(cuda::make_device(0).value());
   const DeviceInfo host = cpu_info().value();
-  auto sampler = std::move(DeviceSampler::make(*device, host, 8, vocab_size).value());
+  auto sampler = std::move(DeviceSampler::make(*device, host, 8, vocab_size, nullptr).value());
   Sampler on_host = std::move(Sampler::make(host).value());
   Random random(static_cast<std::uint64_t>(vocab_size));
   std::vector<float> rows;

@@ -137,16 +137,17 @@ class CublasLt {
     device_id_ = device_id;
     const DeviceScope scope(device_id);
     if (scope.status()) return scope.status();
-    HEADRACE_TRY(status_of(api_.create(&handle_), "cublasLtCreate"));
-    Result<Scratch> workspace = allocate_scratch(cublaslt::kWorkspaceBytes, device_id, nullptr);
-    if (!workspace.ok()) return std::move(workspace.failure());
-    workspace_ = std::move(workspace.value());
-    return std::nullopt;
+    return status_of(api_.create(&handle_), "cublasLtCreate");
   }
 
   Status multiply(const Product& p, Stream stream) {
     const DeviceScope scope(device_id_);
     if (scope.status()) return scope.status();
+    if (workspace_ == nullptr) {  // ordered with the products of this stream alone
+      Result<Scratch> workspace = allocate_scratch(cublaslt::kWorkspaceBytes, device_id_, stream);
+      if (!workspace.ok()) return std::move(workspace.failure());
+      workspace_ = std::move(workspace.value());
+    }
     auto* out = static_cast<std::byte*>(p.out);
     for (const Matrix& matrix : p.matrices) {
       Result<const Planned*> planned =

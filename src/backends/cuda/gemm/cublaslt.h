@@ -16,7 +16,8 @@ struct FreeCublasLt {
 };
 using OwnedCublasLt = std::unique_ptr<CublasLt, FreeCublasLt>;
 
-// For one stream at a time. unsupported: no libcublasLt.so of CUDA 13 or 12 can be loaded.
+// For one stream, which must outlive it. The first product allocates a workspace. unsupported: no
+// libcublasLt.so of CUDA 13 or 12 can be loaded.
 Result<OwnedCublasLt> make_cublaslt(int device_id);
 
 inline constexpr std::string_view kCublasLtName = "cublaslt";

@@ -16,7 +16,8 @@ Result<OwnedStream> make_stream(int device_id) {
   const DeviceScope scope(device_id);
   if (scope.status()) return *scope.status();
   cudaStream_t stream = nullptr;
-  if (Status bad = cuda_status(cudaStreamCreate(&stream), "making a stream of cuda:{}", device_id))
+  if (Status bad = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                               "making a stream of cuda:{}", device_id))
     return std::move(*bad);
   return OwnedStream(stream, {device_id});
 }

@@ -13,7 +13,8 @@ struct DestroyStream {
   void operator()(void* stream) const;
 };
 using OwnedStream = std::unique_ptr<void, DestroyStream>;
-// Work of the stream and work of the default stream wait for each other.
+// Its work and that of other streams, the default stream too, do not wait for each other. A stream
+// that waits for the default stream could not be captured while another thread uses that.
 Result<OwnedStream> make_stream(int device_id);
 
 struct DestroyGraph {
@@ -24,7 +25,8 @@ struct DestroyGraph {
 using Graph = std::unique_ptr<void, DestroyGraph>;
 
 // What the calling thread enqueues on `stream` becomes part of a graph instead of running, until
-// end_capture(). Allocations and synchronisation fail in between.
+// end_capture(). Allocations and synchronisation of this thread fail in between; other threads go
+// on.
 Status begin_capture(int device_id, Stream stream);
 // Empty if a call since begin_capture() has failed: the stream works again.
 Result<Graph> end_capture(int device_id, Stream stream);

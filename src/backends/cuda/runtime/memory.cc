@@ -30,7 +30,11 @@ class CudaDevice final : public Device {
     Buffer buffer = allocate(bytes);
     if (buffer.data() == nullptr || bytes == 0) return buffer;
     const DeviceScope scope(info().device_id);
-    if (cudaMemcpy(buffer.data(), data, bytes, cudaMemcpyHostToDevice) == cudaSuccess)
+    // A stream of the calling thread. Work of others does not wait for it, so the bytes have to be
+    // there when this returns: a copy of pageable memory alone may end later.
+    if (cudaMemcpyAsync(buffer.data(), data, bytes, cudaMemcpyHostToDevice, cudaStreamPerThread) ==
+            cudaSuccess &&
+        cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess)
       return buffer;
     (void)cudaGetLastError();
     return {};
