@@ -1,5 +1,6 @@
 // The suite `bits` for deterministic gradients. Random cases, every second one ragged, half of them
 // for kernels that only support plain scores.
+#include "base/math.h"
 #include "conformance/backward.h"
 #include "conformance/slices.h"
 
@@ -127,10 +128,12 @@ void run_gradient_bits(const SuiteOptions& options, Report& report) {
     if (target.kernel->name == "cpu_reference") continue;  // a plain loop: nothing can differ
     Random random(options.seed * 1000033u);
     BitsOfGradients kernel(target, report);
-    const int count = options.tier == Tier::small ? kSmallCases : kCases;
+    const int all = options.tier == Tier::small ? kSmallCases : kCases;
+    const int count = ceil_div(all, options.num_shards);
     int num_taken = 0;
-    for (int n = 0; num_taken < count && n < 40 * count; ++n) {
+    for (int n = 0; num_taken < count && n < 40 * all; ++n) {
       const CaseName name = batch_case(random, n);
+      if (n / 4 % options.num_shards != options.shard) continue;  // all kinds, four at a time
       set_current_case(0, replay_line(std::string(target.kernel->name), name));
       num_taken += kernel.check(name) ? 1 : 0;
     }

@@ -90,6 +90,11 @@ int run_program(int argc, char** argv) {
     return 2;
   }
   --o.shard;
+  if (o.num_shards > 1 && o.suite != "grid" && o.suite != "backward" && o.suite != "bits") {
+    std::fprintf(stderr, "--shard %s: suite %s has no parts; run grid, backward or bits\n",
+                 line.shard.c_str(), o.suite.c_str());
+    return 2;
+  }
   const auto* keys = std::find(std::begin(kKeyStorages), std::end(kKeyStorages), line.keys);
   o.keys = static_cast<KeyStorage>(keys - std::begin(kKeyStorages));
   if (line.is_list) {
