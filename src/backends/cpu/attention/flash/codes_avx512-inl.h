@@ -13,6 +13,10 @@ struct Words<cpu::avx512::Isa> {
   static void store(int16_t* to, __m512i x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x));
   }
+  static uint32_t sum(__m512i x) {
+    return sum_of_words<cpu::avx512::Isa>(
+        _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
+  }
   // f16 in the low and in the high half of each word.
   static void unpack_halves(const uint32_t* words, __m512& low, __m512& high) {
     const __m512i x = _mm512_loadu_si512(words);
@@ -27,54 +31,44 @@ struct IntegerProducts<cpu::avx512::Isa> {
   static constexpr int kGroup = 128;
   template <int kBits>
   static constexpr int kColumns = kBits == 4 ? 128 : 64;
+  template <int kBits>
+  static constexpr bool kLoadsLines = true;
   using Vec = cpu::avx512::Vec;
 
-  // s[kRows][4] = Q K^T of 4 keys.
-  template <int kRows, int kBits>
+  // s[kRows][kDirectKeys] = Q K^T of the keys of `span`, in fours.
+  template <int kRows, int kBits, class Fetcher>
   [[gnu::noinline]] static void dot_keys(const WordRows& q, int64_t first_row,
-                                         const PagedRows<Int8>& keys, int64_t dim, float* s) {
-    constexpr bool kIs4 = kBits == 4;
-    constexpr int64_t kStep = kIs4 ? 128 : 32;  // elements
-    __m512i acc[16];                            // [row][key]
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_si512();
+                                         const PagedRows<Int8>& keys, Span span, int64_t dim,
+                                         Fetcher fetcher, float* s) {
+    constexpr int64_t kStep = kBits == 4 ? 128 : 32;  // elements
     const int16_t* words = q.words + first_row * q.stride;
-    for (int64_t d = 0; d < dim; d += kStep) {
-      __m512i code[4];
+    const __m512 factors = load_four_times(q.factors + first_row);
+    const __m512i offsets = Vec::bits(load_four_times(q.offsets + first_row));
+    for (int key = span.begin / 4 * 4; key < span.end; key += 4) {
+      fetcher.fetch(keys, key);
+      __m512i acc[16];  // [row][key]
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_si512();
+      const PagedRows<Int8> four = keys.from(key);
+      int64_t d = 0;
+      for (; d + kStep <= dim; d += kStep)
+        add_step<kRows, kBits>(words, q.stride, four, d, int64_t{kStep}, acc);
+      if (d < dim) add_step<kRows, kBits>(words, q.stride, four, d, dim - d, acc);
+      const __m512 scores =
+          _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums_of(acc), offsets)), factors);
+      alignas(64) float all[16];
+      _mm512_store_ps(all, scores);
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k)
-        code[k] =
-            kIs4 ? load_bytes(keys[k] + d / 2, (dim - d) / 2) : load_words(keys[k] + d, dim - d);
-#pragma GCC unroll 4
-      for (int part = 0; part < (kIs4 ? 4 : 1); ++part) {
-        __m512i x[4];
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) x[k] = kIs4 ? nibbles(code[k], part) : code[k];
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const __m512i row = _mm512_loadu_si512(words + r * q.stride + d + 32 * part);
-#pragma GCC unroll 4
-          for (int k = 0; k < 4; ++k) add_products(acc[4 * r + k], row, x[k]);
-        }
-      }
-    }
-    const __m512i sums = sums_of(acc);
-    alignas(64) int32_t all[16];
-    _mm512_store_si512(all, sums);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m128i row = _mm_sub_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(all) + r),
-                                        _mm_set1_epi32(q.offsets[first_row + r]));
-      _mm_storeu_ps(s + r * kDirectKeys,
-                    _mm_mul_ps(_mm_cvtepi32_ps(row), _mm_set1_ps(q.factors[first_row + r])));
+      for (int r = 0; r < kRows; ++r)
+        memcpy(s + r * kDirectKeys + key, all + 4 * r, 4 * sizeof(float));
     }
   }
 
   // o[kRows] = o * row_scale + P V for 64 columns of 8-bit codes from `first_column`, or 128 of
   // 4-bit codes, over keys [begin, end) in pairs.
-  template <int kRows, int kBits, class Next>
-  static void weigh(const WordRows& p, int64_t first_row, const StridedRows<Int8>& values,
-                    Span keys, int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
+  template <int kRows, int kBits, class Rows, class Next>
+  static void weigh(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
+                    int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                     int64_t o_stride, const float* row_scale) {
     for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
       weigh_columns<kRows, kBits == 4>(p, first_row, values, keys, {first_column, dim, half == 1},
@@ -89,11 +83,35 @@ struct IntegerProducts<cpu::avx512::Isa> {
     bool is_upper_half;  // 4-bit codes: columns 16 to 31 of each 32
   };
 
-  template <int kRows, bool kIs4, class Next>
+  // acc[row][key] += the products of the elements [d, d + left), a whole step or less.
+  template <int kRows, int kBits>
+  [[gnu::always_inline]] static void add_step(const int16_t* words, int64_t stride,
+                                              const PagedRows<Int8>& keys, int64_t d, int64_t left,
+                                              __m512i (&acc)[16]) {
+    constexpr bool kIs4 = kBits == 4;
+    __m512i code[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k)
+      code[k] = kIs4 ? load_bytes(keys[k] + d / 2, left / 2) : load_words(keys[k] + d, left);
+#pragma GCC unroll 4
+    for (int part = 0; part < (kIs4 ? 4 : 1); ++part) {
+      __m512i x[4];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) x[k] = kIs4 ? nibbles(code[k], part) : code[k];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i row = _mm512_loadu_si512(words + r * stride + d + 32 * part);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) add_products(acc[4 * r + k], row, x[k]);
+      }
+    }
+  }
+
+  template <int kRows, bool kIs4, class Rows, class Next>
   [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
-                                              const StridedRows<Int8>& values, Span keys,
-                                              const Columns& columns, Fetcher<Next> next, float* o,
-                                              int64_t o_stride, const float* row_scale) {
+                                              const Rows& values, Span keys, const Columns& columns,
+                                              Fetcher<Next> next, float* o, int64_t o_stride,
+                                              const float* row_scale) {
     __m512i acc[4 * kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < 4 * kRows; ++i) acc[i] = _mm512_setzero_si512();
@@ -101,8 +119,8 @@ struct IntegerProducts<cpu::avx512::Isa> {
     const int16_t* words = p.words + first_row * p.stride;
     for (int key = keys.begin / 2 * 2; key < keys.end; key += 2) {
       if (key % 4 == 0) next.fetch_keys();
-      const __m512i a = _mm512_loadu_si512(values[key] + first_byte);
-      const __m512i b = _mm512_loadu_si512(values[key + 1] + first_byte);
+      const __m512i a = load_value(values, key, first_byte);
+      const __m512i b = load_value(values, key + 1, first_byte);
       __m512i pair[4];
       if constexpr (kIs4) {
         const __m512i both =
@@ -151,6 +169,16 @@ struct IntegerProducts<cpu::avx512::Isa> {
   static void add_products(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   }
+  // Of copied rows, or of rows where they are, of which later ones are prefetched.
+  [[gnu::always_inline]] static __m512i load_value(const StridedRows<Int8>& rows, int key,
+                                                   int64_t byte) {
+    return _mm512_loadu_si512(rows[key] + byte);
+  }
+  [[gnu::always_inline]] static __m512i load_value(const PagedRows<Int8>& rows, int key,
+                                                   int64_t byte) {
+    __builtin_prefetch(rows[key + kNearRows<Int8>] + byte, 0, 3);
+    return _mm512_loadu_si512(rows[key] + byte);
+  }
   [[gnu::always_inline]] static __m512i load_bytes(const Int8* from, int64_t left) {
     if (left >= 64) return _mm512_loadu_si512(from);
     return _mm512_maskz_loadu_epi8(left <= 0 ? 0 : ~uint64_t{0} >> (64 - left), from);
@@ -159,6 +187,13 @@ struct IntegerProducts<cpu::avx512::Isa> {
     if (left >= 32)
       return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(~uint32_t{0} >> (32 - left), from));
+  }
+  // Each of 4 elements four times.
+  template <class T>
+  [[gnu::always_inline]] static __m512 load_four_times(const T* from) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+        _mm512_castps128_ps512(_mm_loadu_ps(reinterpret_cast<const float*>(from))));
   }
   // Code i of the four in each word.
   [[gnu::always_inline]] static __m512i nibbles(__m512i words, int i) {

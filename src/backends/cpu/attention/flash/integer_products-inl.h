@@ -30,6 +30,20 @@ struct Fetcher {
     for (int i = 0; i < lines; ++i) next.template lines<4>();
   }
 };
+// Prefetches V while K is multiplied, and the next rows of K into the L1 cache.
+template <class Rows>
+struct ValueFetcher {
+  Fetch<Rows>& next;
+  int value_lines, key_lines;  // of a row; 0: none
+  // With the products of the keys [key, key + 4).
+  void fetch(const Rows& keys, int key) {
+    for (int i = 0; i < value_lines; ++i) next.template lines<4>();
+    for (int k = 0; k < 4 && key_lines > 0; ++k) {
+      const Int8* const row = keys[key + k + kNearRows<Int8>];
+      for (int i = 0; i < key_lines; ++i) __builtin_prefetch(row + 64 * i, 0, 3);
+    }
+  }
+};
 // Rows of V in scratch memory, with zeros up to a multiple of these bytes.
 inline constexpr int64_t kValueBytes = 64;
 
@@ -37,8 +51,8 @@ inline constexpr int64_t kValueBytes = 64;
 //   kIsa                        bits of headrace_isa that the CPU needs
 //   kGroup                      elements among which Q is ordered for 4-bit codes
 //   kColumns<bits>              of a weigh()
-//   dot_keys<rows, bits>(q, first_row, keys, dim, s)
-//                               s[rows][4] = Q K^T of 4 keys
+//   dot_keys<rows, bits>(q, first_row, keys, span, dim, fetcher, s)
+//                               s[rows][kDirectKeys] = Q K^T of the keys of `span`, in fours
 //   weigh<rows, bits>(p, first_row, values, keys, first_column, dim, fetcher, o, o_stride,
 //                     row_scale)
 //                               o[rows] = o * row_scale + P V for kColumns<bits> columns, fewer
@@ -58,7 +72,8 @@ inline constexpr bool has_integer_products =
 template <class Isa>
 struct ZeroPointProducts {};
 
-// Conversions of a vector of floats; in codes_*-inl.h.
+// Conversions of a vector of floats, and the sum of one of integers modulo 2^32 (those of a row
+// with NaN mean nothing); in codes_*-inl.h.
 template <class Isa>
 struct Words;
 
@@ -87,21 +102,17 @@ inline WordScale even_scale(float largest, float invalid) {
   return {32767.0f / most, most * (1.0f / 32767.0f)};
 }
 
-// The sum of the lanes, modulo 2^32: those of a row with NaN mean nothing.
-template <class Vec>
-inline uint32_t sum_of_lanes(typename Vec::I x) {
-  uint32_t lanes[Vec::kWidth], sum = 0;
-  memcpy(lanes, &x, sizeof lanes);
-  for (const uint32_t lane : lanes) sum += lane;
-  return sum;
-}
-
 // The order in which shifts of a 16-bit word give its kParts codes: to[stride], of each kGroup
 // elements first 0, kParts, 2 * kParts and so on, then 1, kParts + 1. Zeros behind `dim`.
 template <class Isa, int kParts, int kGroup, class T>
-inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
+[[gnu::noinline]] inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
   constexpr int64_t kRow = kGroup / kParts;  // elements of a part
-  for (int64_t first = 0; first < stride; first += kGroup)
+  int64_t first = 0;
+  for (; first + kGroup <= dim; first += kGroup)
+    for (int64_t part = 0; part < kParts; ++part)
+      for (int64_t i = 0; i < kRow; ++i)
+        to[first + part * kRow + i] = from[first + i * kParts + part];
+  for (; first < stride; first += kGroup)
     for (int64_t i = 0; i < kRow; ++i)
       for (int64_t part = 0; part < kParts; ++part) {
         const int64_t at = first + i * kParts + part;
@@ -112,7 +123,8 @@ inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
 // Words of row[stride] times scales[stride], unless that is null; returns their sum. The caller
 // sets the offset. kIsEven: by even_scale().
 template <class Isa, bool kIsEven>
-inline uint32_t load_words(const float* row, const float* scales, const WordRows& rows, int64_t r) {
+[[gnu::noinline]] inline uint32_t load_words(const float* row, const float* scales,
+                                             const WordRows& rows, int64_t r) {
   using Vec = typename Isa::Vec;
   using F = typename Vec::F;
   constexpr int64_t kW = Vec::kWidth;
@@ -137,14 +149,14 @@ inline uint32_t load_words(const float* row, const float* scales, const WordRows
     Words<Isa>::store(words + i, n);
   }
   rows.factors[r] = scale.factor;
-  return sum_of_lanes<Vec>(sum);
+  return Words<Isa>::sum(sum);
 }
 
 // Words of the probabilities `span` of a tile of kDirectKeys, times `scales` unless it is null, and
 // zeros around them; returns their sum. The caller sets the offset.
 template <class Isa>
-inline uint32_t load_weight_words(const float* p, const float* scales, Span span,
-                                  const WordRows& rows, int64_t r) {
+[[gnu::noinline]] inline uint32_t load_weight_words(const float* p, const float* scales, Span span,
+                                                    const WordRows& rows, int64_t r) {
   float inside[kDirectKeys], inside_scales[kDirectKeys];
   if (span.begin > 0 || span.end < kDirectKeys) {
     const auto cut = [span](const float* from, float* to) {
