@@ -147,18 +147,24 @@ struct CodeTile {
   // `apart` floats from each other; null if there are none in this form.
   const float* find_scales(const Side& side, int64_t num_heads, int64_t apart, float* to) const {
     const ScaleOperand& scale = scales_of(side);
-    if (scale.data == nullptr || form == KeyForm::recent || has_zero_points(side.dtype))
-      return nullptr;
+    const bool is_fp8 = side.dtype == DType::f8e4m3;
+    if (form == KeyForm::recent || has_zero_points(side.dtype)) return nullptr;
+    const float unit = is_fp8 ? 1.0f / kE4m3Unit : 1.0f;
+    if (scale.data == nullptr) {
+      if (!is_fp8) return nullptr;
+      for (int64_t head = 0; head < num_heads; ++head) fill(to + head * apart, 0, num_keys, unit);
+      return to;
+    }
     for_scales(scale, first_key, num_keys,
                [&](int64_t first, const float* from, int64_t stride, int64_t count) {
                  for (int64_t i = 0; i < count; ++i, from += stride)
                    for (int64_t head = 0; head < num_heads; ++head)
-                     to[head * apart + first + i] = from[head * scale.stride_head];
+                     to[head * apart + first + i] = from[head * scale.stride_head] * unit;
                });
     return to;
   }
-  // Prefetches this head's scales of the next tile. Where those of several heads share a line, each
-  // of `num_heads` prefetches a part of the keys.
+  // Prefetches this head's scales of the next tile. Where those of all `num_heads` share a line,
+  // each head prefetches a part of the keys.
   void fetch_scales(const Side& side, int64_t head, int64_t num_heads) const {
     const ScaleOperand& scale = scales_of(side);
     if (scale.data == nullptr || form == KeyForm::recent) return;
@@ -168,10 +174,10 @@ struct CodeTile {
       constexpr int64_t kLine = 64 / sizeof(uint32_t);
       for (int64_t i = 0; i < end; i += kZeroPointGroup)
         for (int64_t d = 0; d < side.dim; d += kLine)
-          __builtin_prefetch(words_of(side, next + i) + d, 0, 2);
+          __builtin_prefetch(words_of(side, next + i) + d, 0, 3);
       return;
     }
-    if (std::abs(scale.stride_head) < 16) {
+    if (num_heads * std::abs(scale.stride_head) <= 16) {
       begin = head * num_keys / num_heads;
       end = std::min(end, (head + 1) * num_keys / num_heads);
     }
@@ -181,7 +187,7 @@ struct CodeTile {
                  const int64_t step =
                      std::max<int64_t>(16 / std::max<int64_t>(std::abs(stride), 1), 1);
                  for (int64_t i = 0; i < count; i += step)
-                   __builtin_prefetch(from + i * stride, 0, 2);
+                   __builtin_prefetch(from + i * stride, 0, 3);
                });
   }
 

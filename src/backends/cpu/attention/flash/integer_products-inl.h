@@ -102,16 +102,39 @@ inline WordScale even_scale(float largest, float invalid) {
   return {32767.0f / most, most * (1.0f / 32767.0f)};
 }
 
+// to[4][4], rows `to_stride` apart, of the columns of from[4][4].
+template <class T>
+[[gnu::always_inline]] inline void transpose_fours(const T* from, int64_t from_stride, T* to,
+                                                   int64_t to_stride) {
+  // As vectors: g++ 12 moves element by element otherwise.
+  using Four = int32_t __attribute__((vector_size(16)));
+  static_assert(sizeof(T) == sizeof(int32_t));
+  Four x[4], pairs[4];
+  for (int i = 0; i < 4; ++i) memcpy(&x[i], from + i * from_stride, sizeof x[i]);
+  for (int i = 0; i < 2; ++i) {
+    pairs[2 * i] = __builtin_shuffle(x[i], x[i + 2], Four{0, 4, 1, 5});
+    pairs[2 * i + 1] = __builtin_shuffle(x[i], x[i + 2], Four{2, 6, 3, 7});
+  }
+  for (int i = 0; i < 2; ++i) {
+    x[2 * i] = __builtin_shuffle(pairs[i], pairs[i + 2], Four{0, 4, 1, 5});
+    x[2 * i + 1] = __builtin_shuffle(pairs[i], pairs[i + 2], Four{2, 6, 3, 7});
+  }
+  for (int i = 0; i < 4; ++i) memcpy(to + i * to_stride, &x[i], sizeof x[i]);
+}
+
 // The order in which shifts of a 16-bit word give its kParts codes: to[stride], of each kGroup
 // elements first 0, kParts, 2 * kParts and so on, then 1, kParts + 1. Zeros behind `dim`.
 template <class Isa, int kParts, int kGroup, class T>
 [[gnu::noinline]] inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
   constexpr int64_t kRow = kGroup / kParts;  // elements of a part
   int64_t first = 0;
-  for (; first + kGroup <= dim; first += kGroup)
-    for (int64_t part = 0; part < kParts; ++part)
-      for (int64_t i = 0; i < kRow; ++i)
-        to[first + part * kRow + i] = from[first + i * kParts + part];
+  if constexpr (kParts % 4 == 0) {
+    for (; first + kGroup <= dim; first += kGroup)
+      for (int64_t i = 0; i < kRow; i += 4)
+        for (int64_t part = 0; part < kParts; part += 4)
+          transpose_fours(from + first + i * kParts + part, kParts, to + first + part * kRow + i,
+                          kRow);
+  }
   for (; first < stride; first += kGroup)
     for (int64_t i = 0; i < kRow; ++i)
       for (int64_t part = 0; part < kParts; ++part) {
