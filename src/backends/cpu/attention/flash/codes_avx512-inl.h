@@ -71,8 +71,20 @@ struct IntegerProducts<cpu::avx512::Isa> {
                     int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                     int64_t o_stride, const float* row_scale) {
     for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
-      weigh_columns<kRows, kBits == 4>(p, first_row, values, keys, {first_column, dim, half == 1},
-                                       fetcher, o, o_stride, row_scale);
+      weigh_columns<kRows, kBits == 4, 1>(p, first_row, values, keys,
+                                          {first_column, dim, half == 1}, fetcher, o, o_stride,
+                                          row_scale);
+      fetcher.lines = 0;
+    }
+  }
+  // The same of 4-bit codes with weights for each 32 columns.
+  template <int kRows, class Rows, class Next>
+  static void weigh_groups(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
+                           int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
+                           int64_t o_stride, const float* row_scale) {
+    for (int half = 0; half < 2; ++half) {
+      weigh_columns<kRows, true, 4>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                    fetcher, o, o_stride, row_scale);
       fetcher.lines = 0;
     }
   }
@@ -107,7 +119,8 @@ struct IntegerProducts<cpu::avx512::Isa> {
     }
   }
 
-  template <int kRows, bool kIs4, class Rows, class Next>
+  // kGroups: of columns with weights of their own, those of a pair of keys side by side.
+  template <int kRows, bool kIs4, int kGroups, class Rows, class Next>
   [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
                                               const Rows& values, Span keys, const Columns& columns,
                                               Fetcher<Next> next, float* o, int64_t o_stride,
@@ -136,9 +149,7 @@ struct IntegerProducts<cpu::avx512::Isa> {
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        int32_t weights;
-        memcpy(&weights, words + r * p.stride + key, sizeof weights);
-        const __m512i both = _mm512_set1_epi32(weights);
+        const __m512i both = load_weights<kGroups>(words + r * p.stride + key * kGroups);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) add_products(acc[4 * r + i], pair[i], both);
       }
@@ -155,9 +166,10 @@ struct IntegerProducts<cpu::avx512::Isa> {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         if (columns.first + step * i >= columns.dim) break;
-        const __m512 sum = _mm512_cvtepi32_ps(
-            _mm512_sub_epi32(sums[i], _mm512_set1_epi32(p.offsets[first_row + r])));
-        const __m512 added = _mm512_mul_ps(sum, Vec::set1(p.factors[first_row + r]));
+        const int64_t at = (first_row + r) * kGroups + (kGroups == 1 ? 0 : i);
+        const __m512 sum =
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[i], _mm512_set1_epi32(p.offsets[at])));
+        const __m512 added = _mm512_mul_ps(sum, Vec::set1(p.factors[at]));
         Vec::store(row + step * i,
                    Vec::fma(Vec::load(row + step * i), Vec::set1(row_scale[r]), added));
       }
@@ -168,6 +180,17 @@ struct IntegerProducts<cpu::avx512::Isa> {
   // intrinsic, which is also not to be had without compiling all of this for VNNI.
   static void add_products(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  }
+  // The weights of two keys in each lane, or in each lane of 128 bits those of its group.
+  template <int kGroups>
+  [[gnu::always_inline]] static __m512i load_weights(const int16_t* from) {
+    if constexpr (kGroups == 4) {
+      const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+      return _mm512_permutexvar_epi32(lanes, _mm512_loadu_si512(from));
+    }
+    int32_t weights;
+    memcpy(&weights, from, sizeof weights);
+    return _mm512_set1_epi32(weights);
   }
   // Of copied rows, or of rows where they are, of which later ones are prefetched.
   [[gnu::always_inline]] static __m512i load_value(const StridedRows<Int8>& rows, int key,
@@ -242,7 +265,30 @@ struct IntegerProducts<cpu::avx512::Isa> {
   }
 };
 
+// Of 4-bit codes as above: a lane of 128 bits has the 32 channels of a group.
 template <>
-struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {};
+struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {
+  using Wide = IntegerProducts<cpu::avx512::Isa>;
+  template <int kBits>
+  static constexpr int kGroup = 128;
+  template <int kBits>
+  static constexpr int kColumns = kBits == 4 ? 128 : 32;
+  template <int kBits>
+  static constexpr bool kLoadsLines = kBits == 4;
+
+  template <int kRows, int kBits, class Fetcher>
+  static void dot_keys(const WordRows& q, int64_t first_row, const PagedRows<Int8>& keys, Span span,
+                       int64_t dim, Fetcher fetcher, float* s) {
+    using Products = std::conditional_t<kBits == 4, Wide, Products256>;
+    Products::template dot_keys<kRows, kBits>(q, first_row, keys, span, dim, fetcher, s);
+  }
+  template <int kRows, int kBits, class... Args>
+  static void weigh(const Args&... args) {
+    if constexpr (kBits == 4)
+      Wide::weigh_groups<kRows>(args...);
+    else
+      Products256::weigh<kRows, kBits>(args...);
+  }
+};
 
 }  // namespace headrace::cpu::flash

@@ -203,11 +203,17 @@ class DirectCodes {
     }
   }
 
+  struct PairOfWords {
+    int16_t words[2];
+  };
+  // Of P, with kGroups factors, offsets and words for a row and key. The words of a pair of keys
+  // lie side by side, group by group.
+  template <int kGroups>
   struct Weights {
-    int16_t words[kDirectRows * kDirectKeys];
-    float factors[kDirectRows];
-    int32_t offsets[kDirectRows];
-    WordRows rows() { return {words, kDirectKeys, factors, offsets}; }
+    int16_t words[kDirectRows * kDirectKeys * kGroups + 32];  // a vector behind the last
+    float factors[kDirectRows * kGroups];
+    int32_t offsets[kDirectRows * kGroups];
+    WordRows rows() { return {words, kDirectKeys * kGroups, factors, offsets}; }
   };
 
   // V of the keys of `block` in whole pairs, row behind row. Products read each line several times,
@@ -252,23 +258,27 @@ class DirectCodes {
                       const float* row_scale) {
     const Side side = tile_.v_side();
     const float* const scales = scales_of_head(first_v_scales_);
-    Weights weights;
+    Weights<1> weights;
     for (int64_t r = 0; r < num_rows; ++r) {
       // The scale of a key that a row does not see may be NaN.
       const uint32_t sum =
           load_weight_words<Isa>(p + r * kDirectKeys, scales, spans[r], weights.rows(), r);
       weights.offsets[r] = code_offset<kBits>(sum);
     }
-    const auto weigh_all = [&](const auto& values) {
+    with_values<Products, kBits>(side, num_rows, block, [&](const auto& values) {
       for (int64_t c = 0; c < side.dim; c += Products::template kColumns<kBits>)
         weigh<Products, kBits>(side, values, weights.rows(), num_rows, block, c, o, row_scale);
-    };
-    // Rows of whole lines, each of which is loaded once, stay where they are.
-    if constexpr (Products::template kLoadsLines<kBits>) {
-      if (num_rows <= kBlockRows && Tile::bytes_of(side) % kValueBytes == 0)
-        return weigh_all(values_);
+    });
+  }
+
+  // Calls body(values). Rows of whole lines, each of which is loaded once or twice, stay where they
+  // are.
+  template <class P, int kBits, class Body>
+  void with_values(const Side& side, int64_t num_rows, Span block, Body body) const {
+    if constexpr (P::template kLoadsLines<kBits>) {
+      if (num_rows <= kBlockRows && Tile::bytes_of(side) % kValueBytes == 0) return body(values_);
     }
-    weigh_all(copy_values(side, block));
+    body(copy_values(side, block));
   }
 
   // A group of channels of a value has a scale and a zero point: the sum of p v is that of
@@ -276,40 +286,84 @@ class DirectCodes {
   template <int kBits>
   void zero_point_output(const float* p, int64_t num_rows, Span block, const Span* spans, float* o,
                          const float* row_scale) {
-    using P = ZeroPointProducts<Isa>;
-    constexpr int64_t kGroup = kZeroPointGroup;
-    static_assert(P::template kColumns<kBits> == kGroup);
     const Side side = tile_.v_side();
-    const StridedRows<Int8> values = copy_values(side, block);
-    const int64_t num_groups = ceil_div(side.dim, kGroup);
-    // [num_groups][kDirectKeys], behind the copied rows.
-    uint32_t* words = reinterpret_cast<uint32_t*>(memory_) + kDirectKeys * values.stride / 4;
+    with_values<ZeroPointProducts<Isa>, kBits>(side, num_rows, block, [&](const auto& values) {
+      weigh_zero_points<kBits>(side, values, p, num_rows, block, spans, o, row_scale);
+    });
+  }
+
+  // words[num_groups][kDirectKeys]: scales and zero points of the values of `block`.
+  void load_value_scales(Span block, int64_t num_groups, uint32_t* words) const {
     if (block.begin > 0 || block.end < kDirectKeys)
       memset(words, 0, static_cast<size_t>(num_groups * kDirectKeys) * sizeof *words);
     tile_.for_scales(tile_.args.v_scale, tile_.first_key + block.begin, block.end - block.begin,
                      [&](int64_t first, const float* from, int64_t stride, int64_t count) {
-                       const auto* key = reinterpret_cast<const uint32_t*>(from);
-                       for (int64_t i = block.begin + first; i < block.begin + first + count;
-                            ++i, key += stride)
+                       const auto* keys = reinterpret_cast<const uint32_t*>(from);
+                       uint32_t* const to = words + block.begin + first;
+                       int64_t i = 0;
+                       for (; num_groups % 4 == 0 && i + 4 <= count; i += 4)
+                         for (int64_t g = 0; g < num_groups; g += 4)
+                           transpose_fours(keys + i * stride + g, stride, to + g * kDirectKeys + i,
+                                           kDirectKeys);
+                       for (; i < count; ++i)
                          for (int64_t g = 0; g < num_groups; ++g)
-                           words[g * kDirectKeys + i] = key[g];
+                           to[g * kDirectKeys + i] = keys[i * stride + g];
                      });
-    Weights weights;
-    for (int64_t c = 0; c < side.dim; c += kGroup) {
-      float scale[kDirectKeys], middle[kDirectKeys], base[kDirectRows];
-      unpack_scales<Isa>(words + c / kGroup * kDirectKeys, kDirectKeys, kMiddle<kBits>, scale,
-                         middle);
+  }
+
+  template <int kBits, class Values>
+  [[gnu::noinline]] void weigh_zero_points(const Side& side, const Values& values, const float* p,
+                                           int64_t num_rows, Span block, const Span* spans,
+                                           float* o, const float* row_scale) {
+    using P = ZeroPointProducts<Isa>;
+    constexpr int64_t kGroup = kZeroPointGroup, kColumns = P::template kColumns<kBits>;
+    constexpr int kGroups = kColumns / kGroup;
+    static_assert(kGroups == 1 || kGroups == 4);
+    // Behind the rows of copied values.
+    auto* const words = reinterpret_cast<uint32_t*>(
+        memory_ + kDirectKeys * round_up(Tile::bytes_of(side), kValueBytes) / 4);
+    load_value_scales(block, ceil_div(side.dim, kGroup), words);
+    Weights<kGroups> weights;
+    for (int64_t c = 0; c < side.dim; c += kColumns) {
+      const int64_t end = std::min(side.dim, c + kColumns);
+      float scale[kGroups][kDirectKeys], middle[kGroups][kDirectKeys];
+      for (int64_t d = c; d < end; d += kGroup)
+        unpack_scales<Isa>(words + d / kGroup * kDirectKeys, kDirectKeys, kMiddle<kBits>,
+                           scale[(d - c) / kGroup], middle[(d - c) / kGroup]);
+      float base[kDirectRows * kGroups];
+      const int64_t num_groups = ceil_div(end - c, kGroup);
       for (int64_t r = 0; r < num_rows; ++r) {
-        const float* row = p + r * kDirectKeys;
+        const float* const row = p + r * kDirectKeys;
         const Span span = spans[r];
-        weights.offsets[r] =
-            code_offset<kBits>(load_weight_words<Isa>(row, scale, span, weights.rows(), r));
-        base[r] = dot<Vec>(row + span.begin, middle + span.begin, span.end - span.begin);
+        load_group_weights<kBits>(row, scale, num_groups, span, weights, r);
+        for (int64_t g = 0; g < num_groups; ++g)
+          base[r * kGroups + g] =
+              dot<Vec>(row + span.begin, middle[g] + span.begin, span.end - span.begin);
       }
       weigh<P, kBits>(side, values, weights.rows(), num_rows, block, c, o, row_scale);
-      const Span columns{0, static_cast<int>(std::min(kGroup, side.dim - c))};
       for (int64_t r = 0; r < num_rows; ++r)
-        add_to_columns<Vec>(o + r * tile_.scratch.o_stride + c, base[r], columns);
+        for (int64_t d = c; d < end; d += kGroup)
+          add_to_columns<Vec>(o + r * tile_.scratch.o_stride + d,
+                              base[r * kGroups + (d - c) / kGroup],
+                              {0, static_cast<int>(std::min(kGroup, end - d))});
+    }
+  }
+
+  // Words of p times the scales of each group, as those of row r.
+  template <int kBits, int kGroups>
+  static void load_group_weights(const float* p, const float (*scale)[kDirectKeys],
+                                 int64_t num_groups, Span span, Weights<kGroups>& weights,
+                                 int64_t r) {
+    int16_t* const to = weights.words + r * kDirectKeys * kGroups;
+    int16_t apart[kGroups * kDirectKeys];
+    const WordRows rows{kGroups == 1 ? to : apart, kDirectKeys, weights.factors + r * kGroups,
+                        weights.offsets + r * kGroups};
+    for (int64_t g = 0; g < num_groups; ++g)
+      rows.offsets[g] = code_offset<kBits>(load_weight_words<Isa>(p, scale[g], span, rows, g));
+    if constexpr (kGroups == 4) {
+      const auto* const pairs = reinterpret_cast<const PairOfWords*>(apart);
+      for (int64_t i = 0; i < kDirectKeys / 2; i += 4)
+        transpose_fours(pairs + i, kDirectKeys / 2, reinterpret_cast<PairOfWords*>(to) + 4 * i, 4);
     }
   }
 
