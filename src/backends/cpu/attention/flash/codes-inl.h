@@ -71,6 +71,24 @@ template <class Isa>
   }
 }
 
+// scale[dim] and zero[dim], of channels that share them.
+template <class Isa>
+[[gnu::noinline]] inline void unpack_channels(const ScaleWords& x, int64_t dim, float* scale,
+                                              float* zero) {
+  for (int64_t d = 0; d < dim; ++d) {
+    const ScaleAndZero channel = unpack_scale(x.words[d / x.channels]);
+    scale[d] = channel.scale;
+    zero[d] = channel.zero;
+  }
+}
+
+// to[dim] = zero + scale * codes
+template <class Isa>
+[[gnu::noinline]] inline void scale_codes(const uint8_t* codes, int64_t dim, const float* scale,
+                                          const float* zero, float* to) {
+  for (int64_t d = 0; d < dim; ++d) to[d] = zero[d] + scale[d] * codes[d];
+}
+
 // The keys of one tile and KV head, in one form. E: the dtype of q and of recent keys.
 template <class Isa, class E>
 struct CodeTile {
@@ -201,16 +219,12 @@ struct CodeTile {
     for (int i = 0; i < num_keys; ++i, to += scratch.code_stride) {
       const int64_t key = std::clamp(first_key + i, seen.begin, seen.end - 1);
       const ScaleWords x = scale_words(p, args, batch_idx, key, kv_head, side.is_of_k);
-      for (int64_t d = 0; x.words != previous && d < side.dim; ++d) {
-        const ScaleAndZero channel = unpack_scale(x.words[d / x.channels]);
-        scale[d] = channel.scale;
-        zero[d] = channel.zero;
-      }
+      if (x.words != previous) unpack_channels<Isa>(x, side.dim, scale, zero);
       previous = x.words;
       const auto* row = static_cast<const uint8_t*>(side.stored.data) +
                         key_offset(p, args.paged, side.stored, sequence, batch_idx, key, kv_head);
       unpack_unsigned<Isa>(side.dtype, row, side.dim, codes);
-      for (int64_t d = 0; d < side.dim; ++d) to[d] = zero[d] + scale[d] * codes[d];
+      scale_codes<Isa>(codes, side.dim, scale, zero, to);
     }
   }
 

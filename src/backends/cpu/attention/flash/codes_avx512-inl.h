@@ -40,7 +40,7 @@ struct IntegerProducts<cpu::avx512::Isa> {
   [[gnu::noinline]] static void dot_keys(const WordRows& q, int64_t first_row,
                                          const PagedRows<Int8>& keys, Span span, int64_t dim,
                                          Fetcher fetcher, float* s) {
-    constexpr int64_t kStep = kBits == 4 ? 128 : 32;  // elements
+    constexpr int64_t kStep = kBits == 8 ? 32 : 128;  // elements
     const int16_t* words = q.words + first_row * q.stride;
     const __m512 factors = load_four_times(q.factors + first_row);
     const __m512i offsets = Vec::bits(load_four_times(q.offsets + first_row));
@@ -52,10 +52,11 @@ struct IntegerProducts<cpu::avx512::Isa> {
       const PagedRows<Int8> four = keys.from(key);
       int64_t d = 0;
       for (; d + kStep <= dim; d += kStep)
-        add_step<kRows, kBits>(words, q.stride, four, d, int64_t{kStep}, acc);
-      if (d < dim) add_step<kRows, kBits>(words, q.stride, four, d, dim - d, acc);
+        add<kRows, kBits>(words, q.stride, four, d, int64_t{kStep}, acc);
+      if (d < dim) add<kRows, kBits>(words, q.stride, four, d, dim - d, acc);
+      const __m512i sums = kBits == 2 ? sums_of_halves(acc) : sums_of(acc);
       const __m512 scores =
-          _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums_of(acc), offsets)), factors);
+          _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, offsets)), factors);
       alignas(64) float all[16];
       _mm512_store_ps(all, scores);
 #pragma GCC unroll 4
@@ -95,6 +96,44 @@ struct IntegerProducts<cpu::avx512::Isa> {
     bool is_upper_half;  // 4-bit codes: columns 16 to 31 of each 32
   };
 
+  template <int kRows, int kBits>
+  [[gnu::always_inline]] static void add(const int16_t* words, int64_t stride,
+                                         const PagedRows<Int8>& keys, int64_t d, int64_t left,
+                                         __m512i (&acc)[16]) {
+    if constexpr (kBits == 2)
+      add_halves<kRows>(words, stride, keys, d, left, acc);
+    else
+      add_step<kRows, kBits>(words, stride, keys, d, left, acc);
+  }
+  // Of 2-bit codes, two keys in the halves of a vector: acc[row][pair of keys].
+  template <int kRows>
+  [[gnu::always_inline]] static void add_halves(const int16_t* words, int64_t stride,
+                                                const PagedRows<Int8>& keys, int64_t d,
+                                                int64_t left, __m512i (&acc)[16]) {
+    __m512i code[2];
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k)
+      code[k] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(keys[2 * k] + d / 4, left / 4)),
+                                   load_half(keys[2 * k + 1] + d / 4, left / 4), 1);
+#pragma GCC unroll 8
+    for (unsigned part = 0; part < 8; ++part) {
+      __m512i x[2];
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k)
+        x[k] = _mm512_and_si512(_mm512_srli_epi16(code[k], 2 * part), _mm512_set1_epi16(3));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i row = _mm512_broadcast_i64x4(_mm256_loadu_si256(
+            reinterpret_cast<const __m256i*>(words + r * stride + d + 16 * part)));
+        add_products(acc[2 * r], row, x[0]);
+        add_products(acc[2 * r + 1], row, x[1]);
+      }
+    }
+  }
+  [[gnu::always_inline]] static __m256i load_half(const Int8* from, int64_t left) {
+    if (left >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm256_maskz_loadu_epi8(~uint32_t{0} >> (32 - left), from);
+  }
   // acc[row][key] += the products of the elements [d, d + left), a whole step or less.
   template <int kRows, int kBits>
   [[gnu::always_inline]] static void add_step(const int16_t* words, int64_t stride,
@@ -241,6 +280,23 @@ struct IntegerProducts<cpu::avx512::Isa> {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88),
                             _mm512_shuffle_i32x4(low, high, 0xDD));
   }
+  // The same of acc[row][pair of keys], a key in each half of a vector.
+  [[gnu::always_inline]] static __m512i sums_of_halves(const __m512i* acc) {
+    __m512i rows[4], both[2];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r)
+      rows[r] = _mm512_add_epi32(_mm512_unpacklo_epi32(acc[2 * r], acc[2 * r + 1]),
+                                 _mm512_unpackhi_epi32(acc[2 * r], acc[2 * r + 1]));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+      both[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(rows[2 * i], rows[2 * i + 1]),
+                                 _mm512_unpackhi_epi64(rows[2 * i], rows[2 * i + 1]));
+    // Lanes of 128 bits {rows 0 and 1 of even keys, of odd keys, rows 2 and 3}, pair after pair.
+    const __m512i all = _mm512_add_epi32(_mm512_shuffle_i32x4(both[0], both[1], 0x88),
+                                         _mm512_shuffle_i32x4(both[0], both[1], 0xDD));
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), all);
+  }
   // From columns {0-7, 16-23}, {8-15, 24-31}, {32-39, 48-55}, {40-47, 56-63}.
   [[gnu::always_inline]] static void order_bytes(__m512i* x) {
 #pragma GCC unroll 2
@@ -279,8 +335,7 @@ struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {
   template <int kRows, int kBits, class Fetcher>
   static void dot_keys(const WordRows& q, int64_t first_row, const PagedRows<Int8>& keys, Span span,
                        int64_t dim, Fetcher fetcher, float* s) {
-    using Products = std::conditional_t<kBits == 4, Wide, Products256>;
-    Products::template dot_keys<kRows, kBits>(q, first_row, keys, span, dim, fetcher, s);
+    Wide::dot_keys<kRows, kBits>(q, first_row, keys, span, dim, fetcher, s);
   }
   template <int kRows, int kBits, class... Args>
   static void weigh(const Args&... args) {

@@ -144,19 +144,20 @@ template <class Isa, int kParts, int kGroup, class T>
 }
 
 // Words of row[stride] times scales[stride], unless that is null; returns their sum. The caller
-// sets the offset. kIsEven: by even_scale().
-template <class Isa, bool kIsEven>
+// sets the offset. kIsEven: by even_scale(). kStride: rows.stride, or 0 if it is not known.
+template <class Isa, bool kIsEven, int64_t kStride = 0>
 [[gnu::noinline]] inline uint32_t load_words(const float* row, const float* scales,
                                              const WordRows& rows, int64_t r) {
   using Vec = typename Isa::Vec;
   using F = typename Vec::F;
   constexpr int64_t kW = Vec::kWidth;
+  const int64_t stride = kStride > 0 ? kStride : rows.stride;
   const auto load = [&](int64_t i) {
     return scales == nullptr ? Vec::load(row + i)
                              : Vec::mul(Vec::load(row + i), Vec::load(scales + i));
   };
   F largest = Vec::zero(), invalid = Vec::zero();  // `invalid`: NaN for NaN and infinity
-  for (int64_t i = 0; i < rows.stride; i += kW) {
+  for (int64_t i = 0; i < stride; i += kW) {
     const F x = load(i);
     largest = Vec::max(largest, Vec::abs(x));
     invalid = Vec::fma(x, Vec::zero(), invalid);
@@ -164,9 +165,9 @@ template <class Isa, bool kIsEven>
   const float most = Vec::max_lane(largest), any_invalid = Vec::sum(invalid);
   const WordScale scale =
       kIsEven ? even_scale<Isa>(most, any_invalid) : word_scale<Isa>(most, any_invalid);
-  int16_t* words = rows.words + r * rows.stride;
+  int16_t* words = rows.words + r * stride;
   auto sum = Vec::set1_int(0);
-  for (int64_t i = 0; i < rows.stride; i += kW) {
+  for (int64_t i = 0; i < stride; i += kW) {
     const auto n = Words<Isa>::round(Vec::mul(load(i), Vec::set1(scale.inverse)));
     sum = Vec::add_int(sum, n);
     Words<Isa>::store(words + i, n);
@@ -190,7 +191,7 @@ template <class Isa>
     p = cut(p, inside);
     if (scales != nullptr) scales = cut(scales, inside_scales);
   }
-  return load_words<Isa, true>(p, scales, rows, r);
+  return load_words<Isa, true, kDirectKeys>(p, scales, rows, r);
 }
 
 // The middle of stored codes without sign. Products are relative to it, which halves the error of
