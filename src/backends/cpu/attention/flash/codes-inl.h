@@ -163,7 +163,8 @@ struct CodeTile {
   }
   // The scales of the keys, for scores and probabilities, of `num_heads` KV heads from this one on,
   // `apart` floats from each other; null if there are none in this form.
-  const float* find_scales(const Side& side, int64_t num_heads, int64_t apart, float* to) const {
+  [[gnu::noinline]] const float* find_scales(const Side& side, int64_t num_heads, int64_t apart,
+                                             float* to) const {
     const ScaleOperand& scale = scales_of(side);
     const bool is_fp8 = side.dtype == DType::f8e4m3;
     if (form == KeyForm::recent || has_zero_points(side.dtype)) return nullptr;
@@ -183,7 +184,7 @@ struct CodeTile {
   }
   // Prefetches this head's scales of the next tile. Where those of all `num_heads` share a line,
   // each head prefetches a part of the keys.
-  void fetch_scales(const Side& side, int64_t head, int64_t num_heads) const {
+  [[gnu::noinline]] void fetch_scales(const Side& side, int64_t head, int64_t num_heads) const {
     const ScaleOperand& scale = scales_of(side);
     if (scale.data == nullptr || form == KeyForm::recent) return;
     const int64_t next = first_key + num_keys;

@@ -1,4 +1,4 @@
-// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI: a product of two
+// Products of few rows with codes of 8, 4 and 2 bits as integers, by AVX-512 VNNI: a product of two
 // words with two codes is one instruction where floats need two conversions and two FMAs. Included
 // only below target_avx512.h, before flash-inl.h.
 #pragma once
@@ -72,20 +72,19 @@ struct IntegerProducts<cpu::avx512::Isa> {
                     int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                     int64_t o_stride, const float* row_scale) {
     for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
-      weigh_columns<kRows, kBits == 4, 1>(p, first_row, values, keys,
-                                          {first_column, dim, half == 1}, fetcher, o, o_stride,
-                                          row_scale);
+      weigh_columns<kRows, kBits, 1>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                     fetcher, o, o_stride, row_scale);
       fetcher.lines = 0;
     }
   }
-  // The same of 4-bit codes with weights for each 32 columns.
-  template <int kRows, class Rows, class Next>
+  // The same of 128 columns of 4-bit or 2-bit codes with weights for each 32 of them.
+  template <int kRows, int kBits, class Rows, class Next>
   static void weigh_groups(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
                            int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                            int64_t o_stride, const float* row_scale) {
     for (int half = 0; half < 2; ++half) {
-      weigh_columns<kRows, true, 4>(p, first_row, values, keys, {first_column, dim, half == 1},
-                                    fetcher, o, o_stride, row_scale);
+      weigh_columns<kRows, kBits, 4>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                     fetcher, o, o_stride, row_scale);
       fetcher.lines = 0;
     }
   }
@@ -159,7 +158,7 @@ struct IntegerProducts<cpu::avx512::Isa> {
   }
 
   // kGroups: of columns with weights of their own, those of a pair of keys side by side.
-  template <int kRows, bool kIs4, int kGroups, class Rows, class Next>
+  template <int kRows, int kBits, int kGroups, class Rows, class Next>
   [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
                                               const Rows& values, Span keys, const Columns& columns,
                                               Fetcher<Next> next, float* o, int64_t o_stride,
@@ -167,28 +166,14 @@ struct IntegerProducts<cpu::avx512::Isa> {
     __m512i acc[4 * kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < 4 * kRows; ++i) acc[i] = _mm512_setzero_si512();
-    const int64_t first_byte = kIs4 ? columns.first / 2 : columns.first;
     const int16_t* words = p.words + first_row * p.stride;
     for (int key = keys.begin / 2 * 2; key < keys.end; key += 2) {
       if (key % 4 == 0) next.fetch_keys();
-      const __m512i a = load_value(values, key, first_byte);
-      const __m512i b = load_value(values, key + 1, first_byte);
       __m512i pair[4];
-      if constexpr (kIs4) {
-        const __m512i both =
-            columns.is_upper_half ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) pair[i] = nibbles(both, i);
-      } else {
-        const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
-        pair[0] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low));
-        pair[1] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high));
-        pair[2] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1));
-        pair[3] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1));
-      }
+      load_pairs<kBits>(values, key, columns.first * kBits / 8, columns.is_upper_half, pair);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m512i both = load_weights<kGroups>(words + r * p.stride + key * kGroups);
+        const __m512i both = load_weights<kBits, kGroups>(words + r * p.stride + key * kGroups);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) add_products(acc[4 * r + i], pair[i], both);
       }
@@ -196,34 +181,79 @@ struct IntegerProducts<cpu::avx512::Isa> {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       __m512i* sums = acc + 4 * r;
-      if constexpr (kIs4)
-        order_nibbles(sums);
-      else
+      if constexpr (kBits == 8)
         order_bytes(sums);
-      float* row = o + r * o_stride + columns.first + (columns.is_upper_half ? 16 : 0);
-      const int64_t step = kIs4 ? 32 : 16;
+      else
+        order_nibbles(sums);
+      float* row = o + r * o_stride + columns.first;
+      if (kBits == 4 && columns.is_upper_half) row += 16;
+      const int64_t step = kBits == 8 ? 16 : 32;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        if (columns.first + step * i >= columns.dim) break;
+      for (int lane = 0; lane < 4; ++lane) {
+        const int i = kBits == 2 ? kHalfGroups[lane] : lane;
+        if (columns.first + step * i >= columns.dim) continue;
         const int64_t at = (first_row + r) * kGroups + (kGroups == 1 ? 0 : i);
         const __m512 sum =
-            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[i], _mm512_set1_epi32(p.offsets[at])));
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[lane], _mm512_set1_epi32(p.offsets[at])));
         const __m512 added = _mm512_mul_ps(sum, Vec::set1(p.factors[at]));
-        Vec::store(row + step * i,
-                   Vec::fma(Vec::load(row + step * i), Vec::set1(row_scale[r]), added));
+        float* const to = row + step * i;
+        if constexpr (kBits == 2) {
+          // Fours of columns, of which the other half has every second.
+          const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
+          const auto mask = static_cast<__mmask16>(columns.is_upper_half ? 0xF0F0 : 0x0F0F);
+#pragma GCC unroll 2
+          for (int k = 0; k < 2; ++k) {
+            const __m512 part =
+                _mm512_permutexvar_ps(_mm512_add_epi32(order, _mm512_set1_epi32(8 * k)), added);
+            _mm512_mask_storeu_ps(to + 16 * k, mask,
+                                  Vec::fma(Vec::load(to + 16 * k), Vec::set1(row_scale[r]), part));
+          }
+        } else {
+          Vec::store(to, Vec::fma(Vec::load(to), Vec::set1(row_scale[r]), added));
+        }
       }
     }
   }
 
+  // The codes of two keys as words side by side, of four times 16 columns.
+  template <int kBits, class Rows>
+  [[gnu::always_inline]] static void load_pairs(const Rows& values, int key, int64_t byte,
+                                                bool is_upper_half, __m512i (&pair)[4]) {
+    if constexpr (kBits == 2) {
+      const __m512i both = load_half_values(values, key, byte);
+      const __m512i half = is_upper_half ? _mm512_srli_epi16(both, 8) : both;
+#pragma GCC unroll 4
+      for (unsigned i = 0; i < 4; ++i)
+        pair[i] = _mm512_and_si512(_mm512_srli_epi16(half, 2 * i), _mm512_set1_epi16(3));
+    } else if constexpr (kBits == 4) {
+      const __m512i a = load_value(values, key, byte);
+      const __m512i b = load_value(values, key + 1, byte);
+      const __m512i both =
+          is_upper_half ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) pair[i] = nibbles(both, i);
+    } else {
+      const __m512i a = load_value(values, key, byte);
+      const __m512i b = load_value(values, key + 1, byte);
+      const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+      pair[0] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low));
+      pair[1] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high));
+      pair[2] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1));
+      pair[3] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1));
+    }
+  }
   // In each lane: sum += the products of both words. As text: g++ 12 copies the sums around its
   // intrinsic, which is also not to be had without compiling all of this for VNNI.
   static void add_products(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   }
   // The weights of two keys in each lane, or in each lane of 128 bits those of its group.
-  template <int kGroups>
+  template <int kBits, int kGroups>
   [[gnu::always_inline]] static __m512i load_weights(const int16_t* from) {
-    if constexpr (kGroups == 4) {
+    if constexpr (kBits == 2) {
+      const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 3);
+      return _mm512_permutexvar_epi32(lanes, _mm512_loadu_si512(from));
+    } else if constexpr (kGroups == 4) {
       const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
       return _mm512_permutexvar_epi32(lanes, _mm512_loadu_si512(from));
     }
@@ -241,6 +271,14 @@ struct IntegerProducts<cpu::avx512::Isa> {
     __builtin_prefetch(rows[key + kNearRows<Int8>] + byte, 0, 3);
     return _mm512_loadu_si512(rows[key] + byte);
   }
+  // 32 bytes of two keys, word by word side by side; the lanes of 128 bits are kHalfGroups.
+  template <class Rows>
+  [[gnu::always_inline]] static __m512i load_half_values(const Rows& rows, int key, int64_t byte) {
+    const __m256i a = load_half(rows[key] + byte, 32), b = load_half(rows[key + 1] + byte, 32);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi16(a, b)),
+                              _mm256_unpackhi_epi16(a, b), 1);
+  }
+  static constexpr int kHalfGroups[] = {0, 2, 1, 3};
   [[gnu::always_inline]] static __m512i load_bytes(const Int8* from, int64_t left) {
     if (left >= 64) return _mm512_loadu_si512(from);
     return _mm512_maskz_loadu_epi8(left <= 0 ? 0 : ~uint64_t{0} >> (64 - left), from);
@@ -321,28 +359,26 @@ struct IntegerProducts<cpu::avx512::Isa> {
   }
 };
 
-// Of 4-bit codes as above: a lane of 128 bits has the 32 channels of a group.
+// As above: a lane of 128 bits has the 32 channels of a group.
 template <>
-struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {
-  using Wide = IntegerProducts<cpu::avx512::Isa>;
+struct ZeroPointProducts<cpu::avx512::Isa> {
+  using Products = IntegerProducts<cpu::avx512::Isa>;
+  template <int kBits>
+  static constexpr int kParts = 16 / kBits;
   template <int kBits>
   static constexpr int kGroup = 128;
   template <int kBits>
-  static constexpr int kColumns = kBits == 4 ? 128 : 32;
+  static constexpr int kColumns = 128;
   template <int kBits>
   static constexpr bool kLoadsLines = kBits == 4;
 
-  template <int kRows, int kBits, class Fetcher>
-  static void dot_keys(const WordRows& q, int64_t first_row, const PagedRows<Int8>& keys, Span span,
-                       int64_t dim, Fetcher fetcher, float* s) {
-    Wide::dot_keys<kRows, kBits>(q, first_row, keys, span, dim, fetcher, s);
+  template <int kRows, int kBits, class... Args>
+  static void dot_keys(const Args&... args) {
+    Products::dot_keys<kRows, kBits>(args...);
   }
   template <int kRows, int kBits, class... Args>
   static void weigh(const Args&... args) {
-    if constexpr (kBits == 4)
-      Wide::weigh_groups<kRows>(args...);
-    else
-      Products256::weigh<kRows, kBits>(args...);
+    Products::weigh_groups<kRows, kBits>(args...);
   }
 };
 

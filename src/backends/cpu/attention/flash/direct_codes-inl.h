@@ -293,7 +293,7 @@ class DirectCodes {
   }
 
   // words[num_groups][kDirectKeys]: scales and zero points of the values of `block`.
-  void load_value_scales(Span block, int64_t num_groups, uint32_t* words) const {
+  [[gnu::noinline]] void load_value_scales(Span block, int64_t num_groups, uint32_t* words) const {
     if (block.begin > 0 || block.end < kDirectKeys)
       memset(words, 0, static_cast<size_t>(num_groups * kDirectKeys) * sizeof *words);
     tile_.for_scales(tile_.args.v_scale, tile_.first_key + block.begin, block.end - block.begin,
