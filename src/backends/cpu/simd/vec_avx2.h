@@ -26,15 +26,13 @@ struct Vec {
     return _mm256_cvtepi32_ps(
         _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
-  // As f16 bits the magnitude is 2^-8 of the value, subnormals included. The last code is NaN.
+  // As f16 bits the code is 2^-8 of the value, subnormals included. The last code is NaN.
   static F load(const E4m3* p) {
-    const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
-    const __m128i is_nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f));
-    const __m128i half =
-        _mm_or_si128(_mm_slli_epi16(magnitude, 7), _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, sign)), _mm256_set1_ps(256.0f));
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(-0x4001));
+    const __m128i last = _mm_set1_epi16(0x7f);
+    const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(wide, last), last);
+    return _mm256_cvtph_ps(_mm_or_si128(half, is_nan));
   }
   static void load_even_odd(const Bf16* p, F& even, F& odd) {
     const I pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -182,15 +182,13 @@ struct Vec {
   static F bf16_to_float(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
-  // As f16 bits the magnitude is 2^-8 of the value, subnormals included. The last code is NaN.
+  // As f16 bits the code is 2^-8 of the value, subnormals included. The last code is NaN.
   static F e4m3_to_float(__m128i codes) {
-    const __m256i wide = _mm256_cvtepu8_epi16(codes);
-    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
-    const __m256i half =
-        _mm256_mask_mov_epi16(_mm256_slli_epi16(magnitude, 7), is_nan, _mm256_set1_epi16(0x7e00));
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, sign)), _mm512_set1_ps(256.0f));
+    const __m256i wide = _mm256_cvtepi8_epi16(codes);
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(-0x4001));
+    const __m256i last = _mm256_set1_epi16(0x7f);
+    const __mmask16 is_number = _mm256_cmpneq_epi16_mask(_mm256_and_si256(wide, last), last);
+    return _mm512_mask_cvtph_ps(_mm512_set1_ps(__builtin_nanf("")), is_number, half);
   }
   static __m256i f16_from(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   static __m256i bf16_from(F x) {

@@ -16,7 +16,7 @@ inline constexpr bool kTakesCodes = Isa::kPair == 1 && Isa::Vec::kWidth > 1;
 
 // A row of pairs of 4-bit codes -> 8-bit codes.
 template <class Isa>
-inline void unpack_codes(const Int8* from, int64_t dim, Int8* to) {
+[[gnu::noinline]] inline void unpack_codes(const Int8* from, int64_t dim, Int8* to) {
   const auto* pairs = reinterpret_cast<const uint8_t*>(from);
   auto* codes = reinterpret_cast<int8_t*>(to);
   for (int64_t i = 0; i < dim / 2; ++i) {
@@ -26,22 +26,16 @@ inline void unpack_codes(const Int8* from, int64_t dim, Int8* to) {
 }
 
 // scale[num] of words of scales and zero points, and middle[num], what the code `middle_code`
-// stands for.
+// stands for; whole vectors.
 template <class Isa>
-inline void unpack_scales(const uint32_t* words, int64_t num, float middle_code, float* scale,
-                          float* middle) {
+[[gnu::noinline]] inline void unpack_scales(const uint32_t* words, int64_t num, float middle_code,
+                                            float* scale, float* middle) {
   using Vec = typename Isa::Vec;
-  int64_t i = 0;
-  for (; i + Vec::kWidth <= num; i += Vec::kWidth) {
+  for (int64_t i = 0; i < num; i += Vec::kWidth) {
     typename Vec::F x, y;
     Words<Isa>::unpack_halves(words + i, x, y);
     Vec::store(scale + i, x);
     Vec::store(middle + i, Vec::fma(x, Vec::set1(middle_code), y));
-  }
-  for (; i < num; ++i) {
-    const ScaleAndZero both = unpack_scale(words[i]);
-    scale[i] = both.scale;
-    middle[i] = both.zero + both.scale * middle_code;
   }
 }
 
@@ -64,7 +58,8 @@ inline void add_to_columns(float* x, float y, Span span) {
 
 // codes[dim], of a row of codes with zero points.
 template <class Isa>
-inline void unpack_unsigned(DType format, const uint8_t* bytes, int64_t dim, uint8_t* codes) {
+[[gnu::noinline]] inline void unpack_unsigned(DType format, const uint8_t* bytes, int64_t dim,
+                                              uint8_t* codes) {
   if (format == DType::u2x4) {
     for (int64_t i = 0; i < dim / 4; ++i)
       for (int j = 0; j < 4; ++j) codes[4 * i + j] = bytes[i] >> 2 * j & 3;
@@ -74,6 +69,24 @@ inline void unpack_unsigned(DType format, const uint8_t* bytes, int64_t dim, uin
       codes[2 * i + 1] = bytes[i] >> 4;
     }
   }
+}
+
+// scale[dim] and zero[dim], of channels that share them.
+template <class Isa>
+[[gnu::noinline]] inline void unpack_channels(const ScaleWords& x, int64_t dim, float* scale,
+                                              float* zero) {
+  for (int64_t d = 0; d < dim; ++d) {
+    const ScaleAndZero channel = unpack_scale(x.words[d / x.channels]);
+    scale[d] = channel.scale;
+    zero[d] = channel.zero;
+  }
+}
+
+// to[dim] = zero + scale * codes
+template <class Isa>
+[[gnu::noinline]] inline void scale_codes(const uint8_t* codes, int64_t dim, const float* scale,
+                                          const float* zero, float* to) {
+  for (int64_t d = 0; d < dim; ++d) to[d] = zero[d] + scale[d] * codes[d];
 }
 
 // The keys of one tile and KV head, in one form. E: the dtype of q and of recent keys.
@@ -101,7 +114,8 @@ struct CodeTile {
 
   // Addresses of the stored rows of `count` keys; behind the last key those of the last one.
   template <class C>
-  void find_stored(const Operand& x, int64_t key, int64_t count, const C** to) const {
+  [[gnu::noinline]] void find_stored(const Operand& x, int64_t key, int64_t count,
+                                     const C** to) const {
     if (has_pages(p)) {
       const int32_t* pages = args.paged.block_table + batch_idx * args.paged.stride_batch;
       return find_addresses(p.page_size, pages, x, kv_head, sequence.seqlen_k, key, count, to);
@@ -140,32 +154,60 @@ struct CodeTile {
       i += count;
     }
   }
+  const ScaleOperand& scales_of(const Side& side) const {
+    return side.is_of_k ? args.k_scale : args.v_scale;
+  }
   // Scales and zero points of a stored key.
   const uint32_t* words_of(const Side& side, int64_t key) const {
     return scale_words(p, args, batch_idx, key, kv_head, side.is_of_k).words;
   }
   // The scales of the keys, for scores and probabilities, of `num_heads` KV heads from this one on,
-  // `apart` floats from each other; null if there are none in this form. Prefetches those of the
-  // next tile.
-  const float* find_scales(const Side& side, int64_t num_heads, int64_t apart, float* to) const {
-    const ScaleOperand& scale = side.is_of_k ? args.k_scale : args.v_scale;
-    if (scale.data == nullptr || form == KeyForm::recent || has_zero_points(side.dtype))
-      return nullptr;
+  // `apart` floats from each other; null if there are none in this form.
+  [[gnu::noinline]] const float* find_scales(const Side& side, int64_t num_heads, int64_t apart,
+                                             float* to) const {
+    const ScaleOperand& scale = scales_of(side);
+    const bool is_fp8 = side.dtype == DType::f8e4m3;
+    if (form == KeyForm::recent || has_zero_points(side.dtype)) return nullptr;
+    const float unit = is_fp8 ? 1.0f / kE4m3Unit : 1.0f;
+    if (scale.data == nullptr) {
+      if (!is_fp8) return nullptr;
+      for (int64_t head = 0; head < num_heads; ++head) fill(to + head * apart, 0, num_keys, unit);
+      return to;
+    }
     for_scales(scale, first_key, num_keys,
                [&](int64_t first, const float* from, int64_t stride, int64_t count) {
                  for (int64_t i = 0; i < count; ++i, from += stride)
                    for (int64_t head = 0; head < num_heads; ++head)
-                     to[head * apart + first + i] = from[head * scale.stride_head];
+                     to[head * apart + first + i] = from[head * scale.stride_head] * unit;
                });
+    return to;
+  }
+  // Prefetches this head's scales of the next tile. Where those of all `num_heads` share a line,
+  // each head prefetches a part of the keys.
+  [[gnu::noinline]] void fetch_scales(const Side& side, int64_t head, int64_t num_heads) const {
+    const ScaleOperand& scale = scales_of(side);
+    if (scale.data == nullptr || form == KeyForm::recent) return;
     const int64_t next = first_key + num_keys;
-    for_scales(scale, next, std::min<int64_t>(num_keys, sequence.seqlen_k - next),
-               [&](int64_t, const float* from, int64_t stride, int64_t count) {
+    int64_t begin = 0, end = std::min<int64_t>(num_keys, sequence.seqlen_k - next);
+    if (has_zero_points(side.dtype) && side.is_of_k) {
+      constexpr int64_t kLine = 64 / sizeof(uint32_t);
+      for (int64_t i = 0; i < end; i += kZeroPointGroup)
+        for (int64_t d = 0; d < side.dim; d += kLine)
+          __builtin_prefetch(words_of(side, next + i) + d, 0, 3);
+      return;
+    }
+    if (num_heads * std::abs(scale.stride_head) <= 16) {
+      begin = head * num_keys / num_heads;
+      end = std::min(end, (head + 1) * num_keys / num_heads);
+    }
+    if (begin >= end) return;
+    for_scales(scale, next + begin, end - begin,
+               [](int64_t, const float* from, int64_t stride, int64_t count) {
                  const int64_t step =
                      std::max<int64_t>(16 / std::max<int64_t>(std::abs(stride), 1), 1);
                  for (int64_t i = 0; i < count; i += step)
                    __builtin_prefetch(from + i * stride, 0, 3);
                });
-    return to;
   }
 
   // Rows of floats of codes with zero points, in `to`, with kZeroPointRows more rows of scratch
@@ -178,16 +220,12 @@ struct CodeTile {
     for (int i = 0; i < num_keys; ++i, to += scratch.code_stride) {
       const int64_t key = std::clamp(first_key + i, seen.begin, seen.end - 1);
       const ScaleWords x = scale_words(p, args, batch_idx, key, kv_head, side.is_of_k);
-      for (int64_t d = 0; x.words != previous && d < side.dim; ++d) {
-        const ScaleAndZero channel = unpack_scale(x.words[d / x.channels]);
-        scale[d] = channel.scale;
-        zero[d] = channel.zero;
-      }
+      if (x.words != previous) unpack_channels<Isa>(x, side.dim, scale, zero);
       previous = x.words;
       const auto* row = static_cast<const uint8_t*>(side.stored.data) +
                         key_offset(p, args.paged, side.stored, sequence, batch_idx, key, kv_head);
       unpack_unsigned<Isa>(side.dtype, row, side.dim, codes);
-      for (int64_t d = 0; d < side.dim; ++d) to[d] = zero[d] + scale[d] * codes[d];
+      scale_codes<Isa>(codes, side.dim, scale, zero, to);
     }
   }
 

@@ -12,6 +12,7 @@ struct Words<cpu::avx2::Isa> {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                      _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
   }
+  static uint32_t sum(__m256i x) { return sum_of_words<cpu::avx2::Isa>(x); }
   // f16 in the low and in the high half of each word.
   static void unpack_halves(const uint32_t* words, __m256& low, __m256& high) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));

@@ -1,4 +1,4 @@
-// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI: a product of two
+// Products of few rows with codes of 8, 4 and 2 bits as integers, by AVX-512 VNNI: a product of two
 // words with two codes is one instruction where floats need two conversions and two FMAs. Included
 // only below target_avx512.h, before flash-inl.h.
 #pragma once
@@ -12,6 +12,10 @@ struct Words<cpu::avx512::Isa> {
   static __m512i round(__m512 x) { return _mm512_cvtps_epi32(x); }
   static void store(int16_t* to, __m512i x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x));
+  }
+  static uint32_t sum(__m512i x) {
+    return sum_of_words<cpu::avx512::Isa>(
+        _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
   }
   // f16 in the low and in the high half of each word.
   static void unpack_halves(const uint32_t* words, __m512& low, __m512& high) {
@@ -27,58 +31,60 @@ struct IntegerProducts<cpu::avx512::Isa> {
   static constexpr int kGroup = 128;
   template <int kBits>
   static constexpr int kColumns = kBits == 4 ? 128 : 64;
+  template <int kBits>
+  static constexpr bool kLoadsLines = true;
   using Vec = cpu::avx512::Vec;
 
-  // s[kRows][4] = Q K^T of 4 keys.
-  template <int kRows, int kBits>
+  // s[kRows][kDirectKeys] = Q K^T of the keys of `span`, in fours.
+  template <int kRows, int kBits, class Fetcher>
   [[gnu::noinline]] static void dot_keys(const WordRows& q, int64_t first_row,
-                                         const PagedRows<Int8>& keys, int64_t dim, float* s) {
-    constexpr bool kIs4 = kBits == 4;
-    constexpr int64_t kStep = kIs4 ? 128 : 32;  // elements
-    __m512i acc[16];                            // [row][key]
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_si512();
+                                         const PagedRows<Int8>& keys, Span span, int64_t dim,
+                                         Fetcher fetcher, float* s) {
+    constexpr int64_t kStep = kBits == 8 ? 32 : 128;  // elements
     const int16_t* words = q.words + first_row * q.stride;
-    for (int64_t d = 0; d < dim; d += kStep) {
-      __m512i code[4];
+    const __m512 factors = load_four_times(q.factors + first_row);
+    const __m512i offsets = Vec::bits(load_four_times(q.offsets + first_row));
+    for (int key = span.begin / 4 * 4; key < span.end; key += 4) {
+      fetcher.fetch(keys, key);
+      __m512i acc[16];  // [row][key]
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_si512();
+      const PagedRows<Int8> four = keys.from(key);
+      int64_t d = 0;
+      for (; d + kStep <= dim; d += kStep)
+        add<kRows, kBits>(words, q.stride, four, d, int64_t{kStep}, acc);
+      if (d < dim) add<kRows, kBits>(words, q.stride, four, d, dim - d, acc);
+      const __m512i sums = kBits == 2 ? sums_of_halves(acc) : sums_of(acc);
+      const __m512 scores =
+          _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, offsets)), factors);
+      alignas(64) float all[16];
+      _mm512_store_ps(all, scores);
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k)
-        code[k] =
-            kIs4 ? load_bytes(keys[k] + d / 2, (dim - d) / 2) : load_words(keys[k] + d, dim - d);
-#pragma GCC unroll 4
-      for (int part = 0; part < (kIs4 ? 4 : 1); ++part) {
-        __m512i x[4];
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) x[k] = kIs4 ? nibbles(code[k], part) : code[k];
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const __m512i row = _mm512_loadu_si512(words + r * q.stride + d + 32 * part);
-#pragma GCC unroll 4
-          for (int k = 0; k < 4; ++k) add_products(acc[4 * r + k], row, x[k]);
-        }
-      }
-    }
-    const __m512i sums = sums_of(acc);
-    alignas(64) int32_t all[16];
-    _mm512_store_si512(all, sums);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m128i row = _mm_sub_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(all) + r),
-                                        _mm_set1_epi32(q.offsets[first_row + r]));
-      _mm_storeu_ps(s + r * kDirectKeys,
-                    _mm_mul_ps(_mm_cvtepi32_ps(row), _mm_set1_ps(q.factors[first_row + r])));
+      for (int r = 0; r < kRows; ++r)
+        memcpy(s + r * kDirectKeys + key, all + 4 * r, 4 * sizeof(float));
     }
   }
 
   // o[kRows] = o * row_scale + P V for 64 columns of 8-bit codes from `first_column`, or 128 of
   // 4-bit codes, over keys [begin, end) in pairs.
-  template <int kRows, int kBits, class Next>
-  static void weigh(const WordRows& p, int64_t first_row, const StridedRows<Int8>& values,
-                    Span keys, int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
+  template <int kRows, int kBits, class Rows, class Next>
+  static void weigh(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
+                    int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                     int64_t o_stride, const float* row_scale) {
     for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
-      weigh_columns<kRows, kBits == 4>(p, first_row, values, keys, {first_column, dim, half == 1},
-                                       fetcher, o, o_stride, row_scale);
+      weigh_columns<kRows, kBits, 1>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                     fetcher, o, o_stride, row_scale);
+      fetcher.lines = 0;
+    }
+  }
+  // The same of 128 columns of 4-bit or 2-bit codes with weights for each 32 of them.
+  template <int kRows, int kBits, class Rows, class Next>
+  static void weigh_groups(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
+                           int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
+                           int64_t o_stride, const float* row_scale) {
+    for (int half = 0; half < 2; ++half) {
+      weigh_columns<kRows, kBits, 4>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                     fetcher, o, o_stride, row_scale);
       fetcher.lines = 0;
     }
   }
@@ -89,38 +95,85 @@ struct IntegerProducts<cpu::avx512::Isa> {
     bool is_upper_half;  // 4-bit codes: columns 16 to 31 of each 32
   };
 
-  template <int kRows, bool kIs4, class Next>
+  template <int kRows, int kBits>
+  [[gnu::always_inline]] static void add(const int16_t* words, int64_t stride,
+                                         const PagedRows<Int8>& keys, int64_t d, int64_t left,
+                                         __m512i (&acc)[16]) {
+    if constexpr (kBits == 2)
+      add_halves<kRows>(words, stride, keys, d, left, acc);
+    else
+      add_step<kRows, kBits>(words, stride, keys, d, left, acc);
+  }
+  // Of 2-bit codes, two keys in the halves of a vector: acc[row][pair of keys].
+  template <int kRows>
+  [[gnu::always_inline]] static void add_halves(const int16_t* words, int64_t stride,
+                                                const PagedRows<Int8>& keys, int64_t d,
+                                                int64_t left, __m512i (&acc)[16]) {
+    __m512i code[2];
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k)
+      code[k] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(keys[2 * k] + d / 4, left / 4)),
+                                   load_half(keys[2 * k + 1] + d / 4, left / 4), 1);
+#pragma GCC unroll 8
+    for (unsigned part = 0; part < 8; ++part) {
+      __m512i x[2];
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k)
+        x[k] = _mm512_and_si512(_mm512_srli_epi16(code[k], 2 * part), _mm512_set1_epi16(3));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i row = _mm512_broadcast_i64x4(_mm256_loadu_si256(
+            reinterpret_cast<const __m256i*>(words + r * stride + d + 16 * part)));
+        add_products(acc[2 * r], row, x[0]);
+        add_products(acc[2 * r + 1], row, x[1]);
+      }
+    }
+  }
+  [[gnu::always_inline]] static __m256i load_half(const Int8* from, int64_t left) {
+    if (left >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm256_maskz_loadu_epi8(~uint32_t{0} >> (32 - left), from);
+  }
+  // acc[row][key] += the products of the elements [d, d + left), a whole step or less.
+  template <int kRows, int kBits>
+  [[gnu::always_inline]] static void add_step(const int16_t* words, int64_t stride,
+                                              const PagedRows<Int8>& keys, int64_t d, int64_t left,
+                                              __m512i (&acc)[16]) {
+    constexpr bool kIs4 = kBits == 4;
+    __m512i code[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k)
+      code[k] = kIs4 ? load_bytes(keys[k] + d / 2, left / 2) : load_words(keys[k] + d, left);
+#pragma GCC unroll 4
+    for (int part = 0; part < (kIs4 ? 4 : 1); ++part) {
+      __m512i x[4];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) x[k] = kIs4 ? nibbles(code[k], part) : code[k];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i row = _mm512_loadu_si512(words + r * stride + d + 32 * part);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) add_products(acc[4 * r + k], row, x[k]);
+      }
+    }
+  }
+
+  // kGroups: of columns with weights of their own, those of a pair of keys side by side.
+  template <int kRows, int kBits, int kGroups, class Rows, class Next>
   [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
-                                              const StridedRows<Int8>& values, Span keys,
-                                              const Columns& columns, Fetcher<Next> next, float* o,
-                                              int64_t o_stride, const float* row_scale) {
+                                              const Rows& values, Span keys, const Columns& columns,
+                                              Fetcher<Next> next, float* o, int64_t o_stride,
+                                              const float* row_scale) {
     __m512i acc[4 * kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < 4 * kRows; ++i) acc[i] = _mm512_setzero_si512();
-    const int64_t first_byte = kIs4 ? columns.first / 2 : columns.first;
     const int16_t* words = p.words + first_row * p.stride;
     for (int key = keys.begin / 2 * 2; key < keys.end; key += 2) {
       if (key % 4 == 0) next.fetch_keys();
-      const __m512i a = _mm512_loadu_si512(values[key] + first_byte);
-      const __m512i b = _mm512_loadu_si512(values[key + 1] + first_byte);
       __m512i pair[4];
-      if constexpr (kIs4) {
-        const __m512i both =
-            columns.is_upper_half ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) pair[i] = nibbles(both, i);
-      } else {
-        const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
-        pair[0] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low));
-        pair[1] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high));
-        pair[2] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1));
-        pair[3] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1));
-      }
+      load_pairs<kBits>(values, key, columns.first * kBits / 8, columns.is_upper_half, pair);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        int32_t weights;
-        memcpy(&weights, words + r * p.stride + key, sizeof weights);
-        const __m512i both = _mm512_set1_epi32(weights);
+        const __m512i both = load_weights<kBits, kGroups>(words + r * p.stride + key * kGroups);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) add_products(acc[4 * r + i], pair[i], both);
       }
@@ -128,29 +181,104 @@ struct IntegerProducts<cpu::avx512::Isa> {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       __m512i* sums = acc + 4 * r;
-      if constexpr (kIs4)
-        order_nibbles(sums);
-      else
+      if constexpr (kBits == 8)
         order_bytes(sums);
-      float* row = o + r * o_stride + columns.first + (columns.is_upper_half ? 16 : 0);
-      const int64_t step = kIs4 ? 32 : 16;
+      else
+        order_nibbles(sums);
+      float* row = o + r * o_stride + columns.first;
+      if (kBits == 4 && columns.is_upper_half) row += 16;
+      const int64_t step = kBits == 8 ? 16 : 32;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        if (columns.first + step * i >= columns.dim) break;
-        const __m512 sum = _mm512_cvtepi32_ps(
-            _mm512_sub_epi32(sums[i], _mm512_set1_epi32(p.offsets[first_row + r])));
-        const __m512 added = _mm512_mul_ps(sum, Vec::set1(p.factors[first_row + r]));
-        Vec::store(row + step * i,
-                   Vec::fma(Vec::load(row + step * i), Vec::set1(row_scale[r]), added));
+      for (int lane = 0; lane < 4; ++lane) {
+        const int i = kBits == 2 ? kHalfGroups[lane] : lane;
+        if (columns.first + step * i >= columns.dim) continue;
+        const int64_t at = (first_row + r) * kGroups + (kGroups == 1 ? 0 : i);
+        const __m512 sum =
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[lane], _mm512_set1_epi32(p.offsets[at])));
+        const __m512 added = _mm512_mul_ps(sum, Vec::set1(p.factors[at]));
+        float* const to = row + step * i;
+        if constexpr (kBits == 2) {
+          // Fours of columns, of which the other half has every second.
+          const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
+          const auto mask = static_cast<__mmask16>(columns.is_upper_half ? 0xF0F0 : 0x0F0F);
+#pragma GCC unroll 2
+          for (int k = 0; k < 2; ++k) {
+            const __m512 part =
+                _mm512_permutexvar_ps(_mm512_add_epi32(order, _mm512_set1_epi32(8 * k)), added);
+            _mm512_mask_storeu_ps(to + 16 * k, mask,
+                                  Vec::fma(Vec::load(to + 16 * k), Vec::set1(row_scale[r]), part));
+          }
+        } else {
+          Vec::store(to, Vec::fma(Vec::load(to), Vec::set1(row_scale[r]), added));
+        }
       }
     }
   }
 
+  // The codes of two keys as words side by side, of four times 16 columns.
+  template <int kBits, class Rows>
+  [[gnu::always_inline]] static void load_pairs(const Rows& values, int key, int64_t byte,
+                                                bool is_upper_half, __m512i (&pair)[4]) {
+    if constexpr (kBits == 2) {
+      const __m512i both = load_half_values(values, key, byte);
+      const __m512i half = is_upper_half ? _mm512_srli_epi16(both, 8) : both;
+#pragma GCC unroll 4
+      for (unsigned i = 0; i < 4; ++i)
+        pair[i] = _mm512_and_si512(_mm512_srli_epi16(half, 2 * i), _mm512_set1_epi16(3));
+    } else if constexpr (kBits == 4) {
+      const __m512i a = load_value(values, key, byte);
+      const __m512i b = load_value(values, key + 1, byte);
+      const __m512i both =
+          is_upper_half ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) pair[i] = nibbles(both, i);
+    } else {
+      const __m512i a = load_value(values, key, byte);
+      const __m512i b = load_value(values, key + 1, byte);
+      const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+      pair[0] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low));
+      pair[1] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high));
+      pair[2] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(low, 1));
+      pair[3] = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(high, 1));
+    }
+  }
   // In each lane: sum += the products of both words. As text: g++ 12 copies the sums around its
   // intrinsic, which is also not to be had without compiling all of this for VNNI.
   static void add_products(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   }
+  // The weights of two keys in each lane, or in each lane of 128 bits those of its group.
+  template <int kBits, int kGroups>
+  [[gnu::always_inline]] static __m512i load_weights(const int16_t* from) {
+    if constexpr (kBits == 2) {
+      const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 3);
+      return _mm512_permutexvar_epi32(lanes, _mm512_loadu_si512(from));
+    } else if constexpr (kGroups == 4) {
+      const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+      return _mm512_permutexvar_epi32(lanes, _mm512_loadu_si512(from));
+    }
+    int32_t weights;
+    memcpy(&weights, from, sizeof weights);
+    return _mm512_set1_epi32(weights);
+  }
+  // Of copied rows, or of rows where they are, of which later ones are prefetched.
+  [[gnu::always_inline]] static __m512i load_value(const StridedRows<Int8>& rows, int key,
+                                                   int64_t byte) {
+    return _mm512_loadu_si512(rows[key] + byte);
+  }
+  [[gnu::always_inline]] static __m512i load_value(const PagedRows<Int8>& rows, int key,
+                                                   int64_t byte) {
+    __builtin_prefetch(rows[key + kNearRows<Int8>] + byte, 0, 3);
+    return _mm512_loadu_si512(rows[key] + byte);
+  }
+  // 32 bytes of two keys, word by word side by side; the lanes of 128 bits are kHalfGroups.
+  template <class Rows>
+  [[gnu::always_inline]] static __m512i load_half_values(const Rows& rows, int key, int64_t byte) {
+    const __m256i a = load_half(rows[key] + byte, 32), b = load_half(rows[key + 1] + byte, 32);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi16(a, b)),
+                              _mm256_unpackhi_epi16(a, b), 1);
+  }
+  static constexpr int kHalfGroups[] = {0, 2, 1, 3};
   [[gnu::always_inline]] static __m512i load_bytes(const Int8* from, int64_t left) {
     if (left >= 64) return _mm512_loadu_si512(from);
     return _mm512_maskz_loadu_epi8(left <= 0 ? 0 : ~uint64_t{0} >> (64 - left), from);
@@ -159,6 +287,13 @@ struct IntegerProducts<cpu::avx512::Isa> {
     if (left >= 32)
       return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(~uint32_t{0} >> (32 - left), from));
+  }
+  // Each of 4 elements four times.
+  template <class T>
+  [[gnu::always_inline]] static __m512 load_four_times(const T* from) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+        _mm512_castps128_ps512(_mm_loadu_ps(reinterpret_cast<const float*>(from))));
   }
   // Code i of the four in each word.
   [[gnu::always_inline]] static __m512i nibbles(__m512i words, int i) {
@@ -182,6 +317,23 @@ struct IntegerProducts<cpu::avx512::Isa> {
                                           _mm512_shuffle_i32x4(fours[2], fours[3], 0xEE));
     return _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88),
                             _mm512_shuffle_i32x4(low, high, 0xDD));
+  }
+  // The same of acc[row][pair of keys], a key in each half of a vector.
+  [[gnu::always_inline]] static __m512i sums_of_halves(const __m512i* acc) {
+    __m512i rows[4], both[2];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r)
+      rows[r] = _mm512_add_epi32(_mm512_unpacklo_epi32(acc[2 * r], acc[2 * r + 1]),
+                                 _mm512_unpackhi_epi32(acc[2 * r], acc[2 * r + 1]));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+      both[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(rows[2 * i], rows[2 * i + 1]),
+                                 _mm512_unpackhi_epi64(rows[2 * i], rows[2 * i + 1]));
+    // Lanes of 128 bits {rows 0 and 1 of even keys, of odd keys, rows 2 and 3}, pair after pair.
+    const __m512i all = _mm512_add_epi32(_mm512_shuffle_i32x4(both[0], both[1], 0x88),
+                                         _mm512_shuffle_i32x4(both[0], both[1], 0xDD));
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), all);
   }
   // From columns {0-7, 16-23}, {8-15, 24-31}, {32-39, 48-55}, {40-47, 56-63}.
   [[gnu::always_inline]] static void order_bytes(__m512i* x) {
@@ -207,7 +359,27 @@ struct IntegerProducts<cpu::avx512::Isa> {
   }
 };
 
+// As above: a lane of 128 bits has the 32 channels of a group.
 template <>
-struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {};
+struct ZeroPointProducts<cpu::avx512::Isa> {
+  using Products = IntegerProducts<cpu::avx512::Isa>;
+  template <int kBits>
+  static constexpr int kParts = 16 / kBits;
+  template <int kBits>
+  static constexpr int kGroup = 128;
+  template <int kBits>
+  static constexpr int kColumns = 128;
+  template <int kBits>
+  static constexpr bool kLoadsLines = kBits == 4;
+
+  template <int kRows, int kBits, class... Args>
+  static void dot_keys(const Args&... args) {
+    Products::dot_keys<kRows, kBits>(args...);
+  }
+  template <int kRows, int kBits, class... Args>
+  static void weigh(const Args&... args) {
+    Products::weigh_groups<kRows, kBits>(args...);
+  }
+};
 
 }  // namespace headrace::cpu::flash

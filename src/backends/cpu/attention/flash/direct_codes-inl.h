@@ -63,6 +63,7 @@ class DirectCodes {
         next_values_(values_, num_heads * Tile::bytes_of(tile_.v_side()), kDirectKeys),
         next_keys_(next, num_heads * Tile::bytes_of(tile_.k_side()), kDirectKeys),
         first_head_(first.kv_head),
+        num_heads_(num_heads),
         first_k_scales_(first.find_scales(tile_.k_side(), num_heads, kDirectKeys, scales_[0])),
         first_v_scales_(first.find_scales(tile_.v_side(), num_heads, kDirectKeys, scales_[1])) {}
 
@@ -79,18 +80,23 @@ class DirectCodes {
     queries_ = queries;
   }
 
-  // For scores and for probabilities; null: none.
+  // For scores and for probabilities; null: none. Integer products multiply those of V themselves.
   const float* k_scales() const { return scales_of_head(first_k_scales_); }
-  const float* v_scales() const { return scales_of_head(first_v_scales_); }
-  // Rows of V to be prefetched.
+  const float* v_scales() const {
+    return has_words(tile_.v_side()) ? nullptr : scales_of_head(first_v_scales_);
+  }
+  // Rows of V to be prefetched, and of how many scores() leaves lines.
   Fetch<Rows>& next_values() { return next_values_; }
+  int64_t rows_left(Span block) const {
+    return has_words(tile_.k_side()) ? 0 : block.end - block.begin;
+  }
 
   // s[num_rows][kDirectKeys]
   [[gnu::noinline]] void scores(const typename Isa::Unit* q, int64_t num_rows, Span block,
                                 float* s) {
     const Side side = tile_.k_side();
     if constexpr (has_integer_products<Isa, E>) {
-      if (has_words_) {
+      if (has_words(side)) {
         if (side.dtype == DType::i8) return integer_scores<8>(num_rows, block, s);
         if (side.dtype == DType::i4x2) return integer_scores<4>(num_rows, block, s);
         if (side.dtype == DType::u4x2) return zero_point_scores<4>(num_rows, block, s);
@@ -107,10 +113,14 @@ class DirectCodes {
   [[gnu::noinline]] void output(const float* p, int64_t num_rows, Span block, const Span* spans,
                                 float* o, const float* row_scale) {
     const Side side = tile_.v_side();
+    tile_.fetch_scales(tile_.k_side(), tile_.kv_head - first_head_, num_heads_);
+    tile_.fetch_scales(side, tile_.kv_head - first_head_, num_heads_);
     if constexpr (has_integer_products<Isa, E>) {
-      if (has_words_) {
-        if (side.dtype == DType::i8) return integer_output<8>(p, num_rows, block, o, row_scale);
-        if (side.dtype == DType::i4x2) return integer_output<4>(p, num_rows, block, o, row_scale);
+      if (has_words(side)) {
+        if (side.dtype == DType::i8)
+          return integer_output<8>(p, num_rows, block, spans, o, row_scale);
+        if (side.dtype == DType::i4x2)
+          return integer_output<4>(p, num_rows, block, spans, o, row_scale);
         if (side.dtype == DType::u4x2)
           return zero_point_output<4>(p, num_rows, block, spans, o, row_scale);
         if (side.dtype == DType::u2x4)
@@ -133,25 +143,29 @@ class DirectCodes {
   Rows find_rows(const Side& side, RowAddresses& rows) const {
     return tile_.find_bytes(side, tile_.first_key, kDirectAddresses<Int8>, rows);
   }
+  bool has_words(const Side& side) const {
+    return has_integer_products<Isa, E> && has_words_ && side.dtype != DType::f8e4m3;
+  }
   const float* scales_of_head(const float* first) const {
     return first == nullptr ? nullptr : first + (tile_.kv_head - first_head_) * kDirectKeys;
   }
   static int lines_of(const Side& side) {
     return static_cast<int>(ceil_div<int64_t>(Tile::bytes_of(side), 64));
   }
-  // Scores of the keys [begin, end) in fours; meanwhile prefetches V.
+  // Scores of the keys of `span` in fours; meanwhile prefetches V. Blocks of rows take turns.
   template <class P, int kBits>
   void dot_keys(const Side& side, int64_t num_rows, Span span, float* s) {
+    constexpr int kTurn = 16;  // keys
     const int lines = lines_of(side), value_lines = lines_of(tile_.v_side());
-    for (int key = span.begin / 4 * 4; key < span.end; key += 4) {
-      for (int i = 1; i < value_lines; ++i) next_values_.template lines<4>();
-      for (int k = 0; k < 4; ++k)
-        for (int i = 0; i < lines; ++i)
-          __builtin_prefetch(keys_[key + k + kNearRows<Int8>] + 64 * i, 0, 3);
+    const int step = num_rows <= kBlockRows ? kDirectKeys : kTurn;
+    for (int first = span.begin / 4 * 4; first < span.end; first += step) {
+      const Span turn{first, std::min(first + step, span.end)};
       for_row_blocks(
           num_rows, [&](int64_t i, auto rows) __attribute__((always_inline)) {
-            P::template dot_keys<rows.rows, kBits>(queries_.words, i, keys_.from(key), side.dim,
-                                                   s + i * kDirectKeys + key);
+            const ValueFetcher<Rows> fetcher{next_values_, rows.is_first ? value_lines : 0,
+                                             rows.is_first ? lines : 0};
+            P::template dot_keys<rows.rows, kBits>(queries_.words, i, keys_, turn, side.dim,
+                                                   fetcher, s + i * kDirectKeys);
           });
     }
   }
@@ -189,11 +203,17 @@ class DirectCodes {
     }
   }
 
+  struct PairOfWords {
+    int16_t words[2];
+  };
+  // Of P, with kGroups factors, offsets and words for a row and key. The words of a pair of keys
+  // lie side by side, group by group.
+  template <int kGroups>
   struct Weights {
-    int16_t words[kDirectRows * kDirectKeys];
-    float factors[kDirectRows];
-    int32_t offsets[kDirectRows];
-    WordRows rows() { return {words, kDirectKeys, factors, offsets}; }
+    int16_t words[kDirectRows * kDirectKeys * kGroups + 32];  // a vector behind the last
+    float factors[kDirectRows * kGroups];
+    int32_t offsets[kDirectRows * kGroups];
+    WordRows rows() { return {words, kDirectKeys * kGroups, factors, offsets}; }
   };
 
   // V of the keys of `block` in whole pairs, row behind row. Products read each line several times,
@@ -220,9 +240,9 @@ class DirectCodes {
   }
 
   // Columns [c, c + kColumns) of O, over the keys of `block`; meanwhile prefetches the next keys.
-  template <class P, int kBits>
-  void weigh(const Side& side, const StridedRows<Int8>& values, const WordRows& weights,
-             int64_t num_rows, Span block, int64_t c, float* o, const float* row_scale) {
+  template <class P, int kBits, class Values>
+  void weigh(const Side& side, const Values& values, const WordRows& weights, int64_t num_rows,
+             Span block, int64_t c, float* o, const float* row_scale) {
     const int lines = lines_of(tile_.k_side());
     const int64_t stride = tile_.scratch.o_stride;
     for_row_blocks(
@@ -234,18 +254,31 @@ class DirectCodes {
   }
 
   template <int kBits>
-  void integer_output(const float* p, int64_t num_rows, Span block, float* o,
+  void integer_output(const float* p, int64_t num_rows, Span block, const Span* spans, float* o,
                       const float* row_scale) {
     const Side side = tile_.v_side();
-    const StridedRows<Int8> values = copy_values(side, block);
-    Weights weights;
+    const float* const scales = scales_of_head(first_v_scales_);
+    Weights<1> weights;
     for (int64_t r = 0; r < num_rows; ++r) {
+      // The scale of a key that a row does not see may be NaN.
       const uint32_t sum =
-          load_weight_words<Isa>(p + r * kDirectKeys, nullptr, block, weights.rows(), r);
+          load_weight_words<Isa>(p + r * kDirectKeys, scales, spans[r], weights.rows(), r);
       weights.offsets[r] = code_offset<kBits>(sum);
     }
-    for (int64_t c = 0; c < side.dim; c += Products::template kColumns<kBits>)
-      weigh<Products, kBits>(side, values, weights.rows(), num_rows, block, c, o, row_scale);
+    with_values<Products, kBits>(side, num_rows, block, [&](const auto& values) {
+      for (int64_t c = 0; c < side.dim; c += Products::template kColumns<kBits>)
+        weigh<Products, kBits>(side, values, weights.rows(), num_rows, block, c, o, row_scale);
+    });
+  }
+
+  // Calls body(values). Rows of whole lines, each of which is loaded once or twice, stay where they
+  // are.
+  template <class P, int kBits, class Body>
+  void with_values(const Side& side, int64_t num_rows, Span block, Body body) const {
+    if constexpr (P::template kLoadsLines<kBits>) {
+      if (num_rows <= kBlockRows && Tile::bytes_of(side) % kValueBytes == 0) return body(values_);
+    }
+    body(copy_values(side, block));
   }
 
   // A group of channels of a value has a scale and a zero point: the sum of p v is that of
@@ -253,40 +286,84 @@ class DirectCodes {
   template <int kBits>
   void zero_point_output(const float* p, int64_t num_rows, Span block, const Span* spans, float* o,
                          const float* row_scale) {
-    using P = ZeroPointProducts<Isa>;
-    constexpr int64_t kGroup = kZeroPointGroup;
-    static_assert(P::template kColumns<kBits> == kGroup);
     const Side side = tile_.v_side();
-    const StridedRows<Int8> values = copy_values(side, block);
-    const int64_t num_groups = ceil_div(side.dim, kGroup);
-    // [num_groups][kDirectKeys], behind the copied rows.
-    uint32_t* words = reinterpret_cast<uint32_t*>(memory_) + kDirectKeys * values.stride / 4;
+    with_values<ZeroPointProducts<Isa>, kBits>(side, num_rows, block, [&](const auto& values) {
+      weigh_zero_points<kBits>(side, values, p, num_rows, block, spans, o, row_scale);
+    });
+  }
+
+  // words[num_groups][kDirectKeys]: scales and zero points of the values of `block`.
+  [[gnu::noinline]] void load_value_scales(Span block, int64_t num_groups, uint32_t* words) const {
     if (block.begin > 0 || block.end < kDirectKeys)
       memset(words, 0, static_cast<size_t>(num_groups * kDirectKeys) * sizeof *words);
     tile_.for_scales(tile_.args.v_scale, tile_.first_key + block.begin, block.end - block.begin,
                      [&](int64_t first, const float* from, int64_t stride, int64_t count) {
-                       const auto* key = reinterpret_cast<const uint32_t*>(from);
-                       for (int64_t i = block.begin + first; i < block.begin + first + count;
-                            ++i, key += stride)
+                       const auto* keys = reinterpret_cast<const uint32_t*>(from);
+                       uint32_t* const to = words + block.begin + first;
+                       int64_t i = 0;
+                       for (; num_groups % 4 == 0 && i + 4 <= count; i += 4)
+                         for (int64_t g = 0; g < num_groups; g += 4)
+                           transpose_fours(keys + i * stride + g, stride, to + g * kDirectKeys + i,
+                                           kDirectKeys);
+                       for (; i < count; ++i)
                          for (int64_t g = 0; g < num_groups; ++g)
-                           words[g * kDirectKeys + i] = key[g];
+                           to[g * kDirectKeys + i] = keys[i * stride + g];
                      });
-    Weights weights;
-    for (int64_t c = 0; c < side.dim; c += kGroup) {
-      float scale[kDirectKeys], middle[kDirectKeys], base[kDirectRows];
-      unpack_scales<Isa>(words + c / kGroup * kDirectKeys, kDirectKeys, kMiddle<kBits>, scale,
-                         middle);
+  }
+
+  template <int kBits, class Values>
+  [[gnu::noinline]] void weigh_zero_points(const Side& side, const Values& values, const float* p,
+                                           int64_t num_rows, Span block, const Span* spans,
+                                           float* o, const float* row_scale) {
+    using P = ZeroPointProducts<Isa>;
+    constexpr int64_t kGroup = kZeroPointGroup, kColumns = P::template kColumns<kBits>;
+    constexpr int kGroups = kColumns / kGroup;
+    static_assert(kGroups == 1 || kGroups == 4);
+    // Behind the rows of copied values.
+    auto* const words = reinterpret_cast<uint32_t*>(
+        memory_ + kDirectKeys * round_up(Tile::bytes_of(side), kValueBytes) / 4);
+    load_value_scales(block, ceil_div(side.dim, kGroup), words);
+    Weights<kGroups> weights;
+    for (int64_t c = 0; c < side.dim; c += kColumns) {
+      const int64_t end = std::min(side.dim, c + kColumns);
+      float scale[kGroups][kDirectKeys], middle[kGroups][kDirectKeys];
+      for (int64_t d = c; d < end; d += kGroup)
+        unpack_scales<Isa>(words + d / kGroup * kDirectKeys, kDirectKeys, kMiddle<kBits>,
+                           scale[(d - c) / kGroup], middle[(d - c) / kGroup]);
+      float base[kDirectRows * kGroups];
+      const int64_t num_groups = ceil_div(end - c, kGroup);
       for (int64_t r = 0; r < num_rows; ++r) {
-        const float* row = p + r * kDirectKeys;
-        const Span span = spans[r];  // the scale of a key that a row does not see may be NaN
-        weights.offsets[r] =
-            code_offset<kBits>(load_weight_words<Isa>(row, scale, span, weights.rows(), r));
-        base[r] = dot<Vec>(row + span.begin, middle + span.begin, span.end - span.begin);
+        const float* const row = p + r * kDirectKeys;
+        const Span span = spans[r];
+        load_group_weights<kBits>(row, scale, num_groups, span, weights, r);
+        for (int64_t g = 0; g < num_groups; ++g)
+          base[r * kGroups + g] =
+              dot<Vec>(row + span.begin, middle[g] + span.begin, span.end - span.begin);
       }
       weigh<P, kBits>(side, values, weights.rows(), num_rows, block, c, o, row_scale);
-      const Span columns{0, static_cast<int>(std::min(kGroup, side.dim - c))};
       for (int64_t r = 0; r < num_rows; ++r)
-        add_to_columns<Vec>(o + r * tile_.scratch.o_stride + c, base[r], columns);
+        for (int64_t d = c; d < end; d += kGroup)
+          add_to_columns<Vec>(o + r * tile_.scratch.o_stride + d,
+                              base[r * kGroups + (d - c) / kGroup],
+                              {0, static_cast<int>(std::min(kGroup, end - d))});
+    }
+  }
+
+  // Words of p times the scales of each group, as those of row r.
+  template <int kBits, int kGroups>
+  static void load_group_weights(const float* p, const float (*scale)[kDirectKeys],
+                                 int64_t num_groups, Span span, Weights<kGroups>& weights,
+                                 int64_t r) {
+    int16_t* const to = weights.words + r * kDirectKeys * kGroups;
+    int16_t apart[kGroups * kDirectKeys];
+    const WordRows rows{kGroups == 1 ? to : apart, kDirectKeys, weights.factors + r * kGroups,
+                        weights.offsets + r * kGroups};
+    for (int64_t g = 0; g < num_groups; ++g)
+      rows.offsets[g] = code_offset<kBits>(load_weight_words<Isa>(p, scale[g], span, rows, g));
+    if constexpr (kGroups == 4) {
+      const auto* const pairs = reinterpret_cast<const PairOfWords*>(apart);
+      for (int64_t i = 0; i < kDirectKeys / 2; i += 4)
+        transpose_fours(pairs + i, kDirectKeys / 2, reinterpret_cast<PairOfWords*>(to) + 4 * i, 4);
     }
   }
 
@@ -297,7 +374,7 @@ class DirectCodes {
   Rows keys_, values_;                  // of the selected head
   CodeQueries queries_{};
   Fetch<Rows> next_values_, next_keys_;
-  int64_t first_head_;
+  int64_t first_head_, num_heads_;
   float scales_[2][kSweepRows * kDirectKeys];  // of all heads, which have a row each at least
   const float *first_k_scales_, *first_v_scales_;
 };

@@ -98,10 +98,11 @@ class Task {
   float* tile_sum() { return row_array(3) + base_; }
   float* row_scale() { return row_array(4) + base_; }
   float* is_done() { return row_array(12) + base_; }
-  KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)) + base_; }
-  Span* row_span() { return reinterpret_cast<Span*>(row_array(9)) + base_; }
+  // All heads see the same keys.
+  KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)); }
+  Span* row_span() { return reinterpret_cast<Span*>(row_array(9)); }
   // kMr >= 2 rows per block
-  Span* block_span() { return reinterpret_cast<Span*>(row_array(11)) + base_ / 2; }
+  Span* block_span() { return reinterpret_cast<Span*>(row_array(11)); }
 
   int64_t padded_rows() const { return round_up<int64_t>(w_.num_rows, Isa::kMr); }
   RowId row_id(int64_t r) const {
@@ -130,15 +131,13 @@ class Task {
   template <int kShift>
   void run_pass(Heads heads, KeyForm form) {
     form_ = form;
-    for (int64_t head = heads.begin; head < heads.end; ++head) {
-      select(head);
-      find_row_keys();
-    }
+    select(heads.begin);
+    find_row_keys();
     for (int64_t key = keys_.begin / tile_n_ * tile_n_; key < keys_.end; key += tile_n_) {
       first_key_ = key;
       num_keys_ = static_cast<int>(std::min(tile_n_, w_.sequence.seqlen_k - key));
+      find_spans();
       if (w_.plan.path == Path::packed) {
-        find_spans();
         packed_tile<kShift>();
       } else if (has_codes(p_)) {
         direct_code_tile<kShift>(heads);
@@ -389,12 +388,12 @@ class Task {
     }
   }
 
-  // Of the rows of one head; meanwhile prefetches what the scores left of `next`.
+  // Of the rows of one head; meanwhile prefetches what the scores of `keys` keys left of `next`.
   template <int kShift, class Next>
-  void direct_softmax(Span block, Next& next) {
+  void direct_softmax(Span block, int64_t keys, Next& next) {
     for (int64_t r = 0; r < w_.num_rows; ++r) {
       old_maximum()[r] = maximum()[r];
-      fetch_rest<Isa>(block.end - block.begin, w_.num_rows, next);
+      fetch_rest<Isa>(keys, w_.num_rows, next);
       softmax<kShift>(r, block);
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(w_.num_rows),
@@ -405,6 +404,8 @@ class Task {
   template <int kShift>
   void direct_code_tile(Heads heads) {
     if constexpr (kTakesCodes<Isa>) {
+      const Span block = block_span()[0];
+      if (block.is_empty()) return;
       select(heads.begin);
       Addresses<Int8, kDirectKeys> rows;
       const auto next = next_tile([&](const Task& task, int64_t key) {
@@ -414,20 +415,16 @@ class Task {
                                 call_.plan->has_integer_products, next, scratch_ + x_.codes);
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         select(head);
-        find_spans();
-        const Span block = block_span()[0];
-        if (block.is_empty()) continue;
         codes.select(head, code_queries());
         k_scales_ = codes.k_scales();
         v_scales_ = codes.v_scales();
         codes.scores(q(), w_.num_rows, block, s(0));
-        direct_softmax<kShift>(block, codes.next_values());
+        direct_softmax<kShift>(block, codes.rows_left(block), codes.next_values());
       }
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         select(head);
-        if (block_span()[0].is_empty()) continue;
         codes.select(head, code_queries());
-        codes.output(s(0), w_.num_rows, block_span()[0], row_span(), o(), row_scale());
+        codes.output(s(0), w_.num_rows, block, row_span(), o(), row_scale());
       }
     }
   }
@@ -437,23 +434,20 @@ class Task {
   template <int kShift, class Rows>
   void direct_products(Heads heads, Rows keys, Rows values, Rows next) {
     const int64_t num_heads = heads.end - heads.begin;
+    const Span block = block_span()[0];
+    if (block.is_empty()) return;
     Fetch<Rows> next_values{values, num_heads * p_.head_dim_v, num_keys_};
     Fetch<Rows> next_keys{next, num_heads * p_.head_dim, tile_n_};
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
-      find_spans();
-      const Span block = block_span()[0];
-      if (block.is_empty()) continue;
       const Operands<Rows> operands{
           keys.from(block.begin).shifted((head - heads.begin) * args_.k.stride_head),
           block.end - block.begin, p_.head_dim};
       direct_scores<Isa>(q(), x_.q_stride, w_.num_rows, operands, next_values, s(0) + block.begin);
-      direct_softmax<kShift>(block, next_values);
+      direct_softmax<kShift>(block, block.end - block.begin, next_values);
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
-      const Span block = block_span()[0];
-      if (block.is_empty()) continue;
       const Operands<Rows> operands{values.shifted((head - heads.begin) * args_.v.stride_head),
                                     block.end, p_.head_dim_v};
       direct_output<FloatIsa>(s(0), w_.num_rows, operands, next_keys, block.begin, o(), x_.o_stride,

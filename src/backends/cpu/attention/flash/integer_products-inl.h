@@ -30,6 +30,20 @@ struct Fetcher {
     for (int i = 0; i < lines; ++i) next.template lines<4>();
   }
 };
+// Prefetches V while K is multiplied, and the next rows of K into the L1 cache.
+template <class Rows>
+struct ValueFetcher {
+  Fetch<Rows>& next;
+  int value_lines, key_lines;  // of a row; 0: none
+  // With the products of the keys [key, key + 4).
+  void fetch(const Rows& keys, int key) {
+    for (int i = 0; i < value_lines; ++i) next.template lines<4>();
+    for (int k = 0; k < 4 && key_lines > 0; ++k) {
+      const Int8* const row = keys[key + k + kNearRows<Int8>];
+      for (int i = 0; i < key_lines; ++i) __builtin_prefetch(row + 64 * i, 0, 3);
+    }
+  }
+};
 // Rows of V in scratch memory, with zeros up to a multiple of these bytes.
 inline constexpr int64_t kValueBytes = 64;
 
@@ -37,8 +51,8 @@ inline constexpr int64_t kValueBytes = 64;
 //   kIsa                        bits of headrace_isa that the CPU needs
 //   kGroup                      elements among which Q is ordered for 4-bit codes
 //   kColumns<bits>              of a weigh()
-//   dot_keys<rows, bits>(q, first_row, keys, dim, s)
-//                               s[rows][4] = Q K^T of 4 keys
+//   dot_keys<rows, bits>(q, first_row, keys, span, dim, fetcher, s)
+//                               s[rows][kDirectKeys] = Q K^T of the keys of `span`, in fours
 //   weigh<rows, bits>(p, first_row, values, keys, first_column, dim, fetcher, o, o_stride,
 //                     row_scale)
 //                               o[rows] = o * row_scale + P V for kColumns<bits> columns, fewer
@@ -58,7 +72,8 @@ inline constexpr bool has_integer_products =
 template <class Isa>
 struct ZeroPointProducts {};
 
-// Conversions of a vector of floats; in codes_*-inl.h.
+// Conversions of a vector of floats, and the sum of one of integers modulo 2^32 (those of a row
+// with NaN mean nothing); in codes_*-inl.h.
 template <class Isa>
 struct Words;
 
@@ -87,21 +102,40 @@ inline WordScale even_scale(float largest, float invalid) {
   return {32767.0f / most, most * (1.0f / 32767.0f)};
 }
 
-// The sum of the lanes, modulo 2^32: those of a row with NaN mean nothing.
-template <class Vec>
-inline uint32_t sum_of_lanes(typename Vec::I x) {
-  uint32_t lanes[Vec::kWidth], sum = 0;
-  memcpy(lanes, &x, sizeof lanes);
-  for (const uint32_t lane : lanes) sum += lane;
-  return sum;
+// to[4][4], rows `to_stride` apart, of the columns of from[4][4].
+template <class T>
+[[gnu::always_inline]] inline void transpose_fours(const T* from, int64_t from_stride, T* to,
+                                                   int64_t to_stride) {
+  // As vectors: g++ 12 moves element by element otherwise.
+  using Four = int32_t __attribute__((vector_size(16)));
+  static_assert(sizeof(T) == sizeof(int32_t));
+  Four x[4], pairs[4];
+  for (int i = 0; i < 4; ++i) memcpy(&x[i], from + i * from_stride, sizeof x[i]);
+  for (int i = 0; i < 2; ++i) {
+    pairs[2 * i] = __builtin_shuffle(x[i], x[i + 2], Four{0, 4, 1, 5});
+    pairs[2 * i + 1] = __builtin_shuffle(x[i], x[i + 2], Four{2, 6, 3, 7});
+  }
+  for (int i = 0; i < 2; ++i) {
+    x[2 * i] = __builtin_shuffle(pairs[i], pairs[i + 2], Four{0, 4, 1, 5});
+    x[2 * i + 1] = __builtin_shuffle(pairs[i], pairs[i + 2], Four{2, 6, 3, 7});
+  }
+  for (int i = 0; i < 4; ++i) memcpy(to + i * to_stride, &x[i], sizeof x[i]);
 }
 
 // The order in which shifts of a 16-bit word give its kParts codes: to[stride], of each kGroup
 // elements first 0, kParts, 2 * kParts and so on, then 1, kParts + 1. Zeros behind `dim`.
 template <class Isa, int kParts, int kGroup, class T>
-inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
+[[gnu::noinline]] inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
   constexpr int64_t kRow = kGroup / kParts;  // elements of a part
-  for (int64_t first = 0; first < stride; first += kGroup)
+  int64_t first = 0;
+  if constexpr (kParts % 4 == 0) {
+    for (; first + kGroup <= dim; first += kGroup)
+      for (int64_t i = 0; i < kRow; i += 4)
+        for (int64_t part = 0; part < kParts; part += 4)
+          transpose_fours(from + first + i * kParts + part, kParts, to + first + part * kRow + i,
+                          kRow);
+  }
+  for (; first < stride; first += kGroup)
     for (int64_t i = 0; i < kRow; ++i)
       for (int64_t part = 0; part < kParts; ++part) {
         const int64_t at = first + i * kParts + part;
@@ -110,18 +144,20 @@ inline void order_parts(const T* from, int64_t dim, T* to, int64_t stride) {
 }
 
 // Words of row[stride] times scales[stride], unless that is null; returns their sum. The caller
-// sets the offset. kIsEven: by even_scale().
-template <class Isa, bool kIsEven>
-inline uint32_t load_words(const float* row, const float* scales, const WordRows& rows, int64_t r) {
+// sets the offset. kIsEven: by even_scale(). kStride: rows.stride, or 0 if it is not known.
+template <class Isa, bool kIsEven, int64_t kStride = 0>
+[[gnu::noinline]] inline uint32_t load_words(const float* row, const float* scales,
+                                             const WordRows& rows, int64_t r) {
   using Vec = typename Isa::Vec;
   using F = typename Vec::F;
   constexpr int64_t kW = Vec::kWidth;
+  const int64_t stride = kStride > 0 ? kStride : rows.stride;
   const auto load = [&](int64_t i) {
     return scales == nullptr ? Vec::load(row + i)
                              : Vec::mul(Vec::load(row + i), Vec::load(scales + i));
   };
   F largest = Vec::zero(), invalid = Vec::zero();  // `invalid`: NaN for NaN and infinity
-  for (int64_t i = 0; i < rows.stride; i += kW) {
+  for (int64_t i = 0; i < stride; i += kW) {
     const F x = load(i);
     largest = Vec::max(largest, Vec::abs(x));
     invalid = Vec::fma(x, Vec::zero(), invalid);
@@ -129,22 +165,22 @@ inline uint32_t load_words(const float* row, const float* scales, const WordRows
   const float most = Vec::max_lane(largest), any_invalid = Vec::sum(invalid);
   const WordScale scale =
       kIsEven ? even_scale<Isa>(most, any_invalid) : word_scale<Isa>(most, any_invalid);
-  int16_t* words = rows.words + r * rows.stride;
+  int16_t* words = rows.words + r * stride;
   auto sum = Vec::set1_int(0);
-  for (int64_t i = 0; i < rows.stride; i += kW) {
+  for (int64_t i = 0; i < stride; i += kW) {
     const auto n = Words<Isa>::round(Vec::mul(load(i), Vec::set1(scale.inverse)));
     sum = Vec::add_int(sum, n);
     Words<Isa>::store(words + i, n);
   }
   rows.factors[r] = scale.factor;
-  return sum_of_lanes<Vec>(sum);
+  return Words<Isa>::sum(sum);
 }
 
 // Words of the probabilities `span` of a tile of kDirectKeys, times `scales` unless it is null, and
 // zeros around them; returns their sum. The caller sets the offset.
 template <class Isa>
-inline uint32_t load_weight_words(const float* p, const float* scales, Span span,
-                                  const WordRows& rows, int64_t r) {
+[[gnu::noinline]] inline uint32_t load_weight_words(const float* p, const float* scales, Span span,
+                                                    const WordRows& rows, int64_t r) {
   float inside[kDirectKeys], inside_scales[kDirectKeys];
   if (span.begin > 0 || span.end < kDirectKeys) {
     const auto cut = [span](const float* from, float* to) {
@@ -155,7 +191,7 @@ inline uint32_t load_weight_words(const float* p, const float* scales, Span span
     p = cut(p, inside);
     if (scales != nullptr) scales = cut(scales, inside_scales);
   }
-  return load_words<Isa, true>(p, scales, rows, r);
+  return load_words<Isa, true, kDirectKeys>(p, scales, rows, r);
 }
 
 // The middle of stored codes without sign. Products are relative to it, which halves the error of

@@ -7,6 +7,13 @@
 
 namespace headrace::cpu::flash {
 
+template <class Isa>
+inline uint32_t sum_of_words(__m256i x) {
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1))));
+}
+
 // Of codes of 8 bits with a sign, or of 4 or 2 bits without, on an instruction set with AVX2.
 template <class Isa>
 struct Products256 {
@@ -18,13 +25,19 @@ struct Products256 {
   static constexpr int kGroup = 256 / kBits;
   template <int kBits>
   static constexpr int kColumns = 32;
+  template <int kBits>
+  static constexpr bool kLoadsLines = false;
 
-  // s[kRows][4] = Q K^T of 4 keys.
-  template <int kRows, int kBits>
-  static void dot_keys(const WordRows& q, int64_t first_row, const PagedRows<Int8>& keys,
-                       int64_t dim, float* s) {
-    // Two by two: the sums of 4 keys would need all 16 registers.
-    for (int k = 0; k < 4; k += 2) dot_pair<kRows, kBits>(q, first_row, keys.from(k), dim, s + k);
+  // s[kRows][kDirectKeys] = Q K^T of the keys of `span`, in fours.
+  template <int kRows, int kBits, class Fetcher>
+  static void dot_keys(const WordRows& q, int64_t first_row, const PagedRows<Int8>& keys, Span span,
+                       int64_t dim, Fetcher fetcher, float* s) {
+    for (int key = span.begin / 4 * 4; key < span.end; key += 4) {
+      fetcher.fetch(keys, key);
+      // Two by two: the sums of 4 keys would need all 16 registers.
+      for (int k = key; k < key + 4; k += 2)
+        dot_pair<kRows, kBits>(q, first_row, keys.from(k), dim, s + k);
+    }
   }
 
   // o[kRows] = o * row_scale + P V for columns [first_column, first_column + 32) below `dim`, over
