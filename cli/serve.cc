@@ -104,9 +104,8 @@ void add_serve(CLI::App& app, Action& action) {
       ->transform(whole_number({1, 4096}))
       ->option_text("N");
   serve
-      ->add_option(
-          "--pages", options->num_pages,
-          "of the KV cache (default: 4 contexts; on a GPU what --streams contexts need or fits)")
+      ->add_option("--pages", options->num_pages,
+                   "of the KV cache (default: 4 contexts; cuda: --streams, or what fits)")
       ->transform(whole_number({1, 1 << 30}))
       ->option_text("N");
   add_limits(*serve, *options);

@@ -9,7 +9,7 @@ constexpr std::int64_t kGib = std::int64_t{1} << 30;
 
 // Llama 3 8B: 2 MiB a page.
 PageNeeds needs_of(std::int64_t max_tokens, std::int64_t max_num_seqs) {
-  KvShape kv;
+  KvShape kv{};
   kv.num_layers = 32;
   kv.num_kv_heads = 8;
   kv.head_dim = kv.head_dim_v = 128;
