@@ -10,6 +10,7 @@
 
 #include "base/math.h"
 #include "engine/model_fixture.h"
+#include "tests/support/forwarding_device.h"
 
 namespace headrace::engine {
 namespace {
@@ -299,28 +300,15 @@ TEST(Session, SizesAreChecked) {
 }
 
 // The host with a limit for the bytes of one allocation.
-class LimitedDevice final : public Device {
+class LimitedDevice final : public testing::ForwardingDevice {
  public:
-  explicit LimitedDevice(std::unique_ptr<Device> host)
-      : Device(host->info()), host_(std::move(host)) {}
+  using ForwardingDevice::ForwardingDevice;
   Buffer allocate(std::size_t bytes) override {
-    return bytes > limit ? Buffer() : host_->allocate(bytes);
+    return bytes > limit ? Buffer() : ForwardingDevice::allocate(bytes);
   }
-  Buffer upload(const void* data, std::size_t bytes) override { return host_->upload(data, bytes); }
   Buffer allocate_host(std::size_t bytes) override { return allocate(bytes); }
-  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
-    return host_->copy(copies, stream);
-  }
-  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
-    return host_->download(from, to, bytes, stream);
-  }
-  Status synchronise(Stream stream) override { return host_->synchronise(stream); }
-  std::size_t free_bytes() override { return host_->free_bytes(); }
 
   std::size_t limit = SIZE_MAX;
-
- private:
-  std::unique_ptr<Device> host_;
 };
 
 LimitedDevice& limit_device_of(LanguageModel& model) {

@@ -8,6 +8,7 @@
 
 #include "executor/batch.h"
 #include "runtime/device.h"
+#include "tests/support/forwarding_device.h"
 
 namespace headrace {
 namespace {
@@ -87,27 +88,14 @@ TEST(Activations, CountBuffersThatMove) {
 }
 
 // Counts the waits for each stream.
-class WaitedFor final : public Device {
+class WaitedFor final : public testing::ForwardingDevice {
  public:
-  WaitedFor() : Device(DeviceInfo{}), host_(make_host_device(DeviceInfo{})) {}
-  Buffer allocate(std::size_t bytes) override { return host_->allocate(bytes); }
-  Buffer allocate_host(std::size_t bytes) override { return host_->allocate_host(bytes); }
-  Buffer upload(const void* data, std::size_t bytes) override { return host_->upload(data, bytes); }
-  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
-    return host_->copy(copies, stream);
-  }
-  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
-    return host_->download(from, to, bytes, stream);
-  }
+  WaitedFor() : ForwardingDevice(make_host_device(DeviceInfo{})) {}
   Status synchronise(Stream stream) override {
     ++num_waits[stream];
     return std::nullopt;
   }
-  std::size_t free_bytes() override { return host_->free_bytes(); }
   std::map<Stream, int> num_waits;
-
- private:
-  std::unique_ptr<Device> host_;
 };
 
 // Work that is on its way uses the old memory.

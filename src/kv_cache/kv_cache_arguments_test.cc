@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "tests/support/forwarding_device.h"
 #include "tests/support/kv_cache_fixture.h"
 
 namespace headrace {
@@ -145,25 +146,14 @@ TEST_F(KvCaches, ABatchIsCheckedBeforeItIsWritten) {
 }
 
 // The host, with copies that fail on request.
-class FailingDevice final : public Device {
+class FailingDevice final : public testing::ForwardingDevice {
  public:
-  FailingDevice() : Device(cpu_info().value()) {}
-  Buffer allocate(std::size_t bytes) override { return host_->allocate(bytes); }
-  Buffer allocate_host(std::size_t bytes) override { return host_->allocate_host(bytes); }
-  Buffer upload(const void* data, std::size_t bytes) override { return host_->upload(data, bytes); }
+  FailingDevice() : ForwardingDevice(make_host_device(cpu_info().value())) {}
   Status copy(std::span<const ByteCopy> copies, Stream stream) override {
     if (is_failing) return Failure{ErrorCode::device_error, "no copies today"};
-    return host_->copy(copies, stream);
+    return ForwardingDevice::copy(copies, stream);
   }
-  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
-    return host_->download(from, to, bytes, stream);
-  }
-  Status synchronise(Stream stream) override { return host_->synchronise(stream); }
-  std::size_t free_bytes() override { return host_->free_bytes(); }
   bool is_failing = false;
-
- private:
-  std::unique_ptr<Device> host_ = make_host_device(cpu_info().value());
 };
 
 TEST(KvCache, KeepsItsSequencesWhenCopiesFail) {

@@ -10,6 +10,7 @@
 #include "engine/model_fixture.h"
 #include "engine/session.h"
 #include "support/engine_fixture.h"
+#include "support/forwarding_device.h"
 
 namespace headrace::engine {
 namespace {
@@ -260,29 +261,19 @@ TEST_F(EnginesOnGpu, DoNotWaitForTheDefaultStream) {
 }
 
 // A GPU that says that it has `limit` bytes, less those that are allocated.
-class SmallDevice final : public Device {
+class SmallDevice final : public testing::ForwardingDevice {
  public:
   SmallDevice(std::unique_ptr<Device> gpu, std::size_t limit)
-      : Device(gpu->info()), gpu_(std::move(gpu)), limit_(limit) {}
+      : ForwardingDevice(std::move(gpu)), limit_(limit) {}
   Buffer allocate(std::size_t bytes) override {
-    Buffer memory = gpu_->allocate(bytes);
+    Buffer memory = ForwardingDevice::allocate(bytes);
     *num_used_ += bytes;
     const auto free = [memory, used = num_used_, bytes](std::byte*) { *used -= bytes; };
     return {std::shared_ptr<std::byte>(memory.data(), free), bytes};
   }
-  Buffer allocate_host(std::size_t bytes) override { return gpu_->allocate_host(bytes); }
-  Buffer upload(const void* data, std::size_t bytes) override { return gpu_->upload(data, bytes); }
-  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
-    return gpu_->copy(copies, stream);
-  }
-  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
-    return gpu_->download(from, to, bytes, stream);
-  }
-  Status synchronise(Stream stream) override { return gpu_->synchronise(stream); }
   std::size_t free_bytes() override { return limit_ - std::min(limit_, num_used_->load()); }
 
  private:
-  std::unique_ptr<Device> gpu_;
   const std::size_t limit_;
   std::shared_ptr<std::atomic<std::size_t>> num_used_ =
       std::make_shared<std::atomic<std::size_t>>(0);
