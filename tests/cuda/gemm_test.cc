@@ -16,6 +16,7 @@
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/cublaslt_api.h"
 #include "backends/cuda/gemm/tiles.h"
+#include "backends/cuda/gemm/wide.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
 #include "support/random.h"
@@ -48,11 +49,11 @@ struct Numbers {
   std::vector<double> values;
   std::vector<std::uint16_t> stored;
 
-  Numbers(DType dtype, std::int64_t count, std::uint64_t seed) {
+  Numbers(DType dtype, std::int64_t count, std::uint64_t seed, double size) {
     Random random(seed);
     for (std::int64_t i = 0; i < count; ++i) {
       std::uint16_t element = 0;
-      store_from_double(dtype, &element, 0, random.normal());
+      store_from_double(dtype, &element, 0, size * random.normal());
       stored.push_back(element);
       values.push_back(load_as_double(dtype, &element, 0));
     }
@@ -64,15 +65,19 @@ struct Shape {
   std::int64_t columns;
 };
 
-// Weights on the device and on the host, products with the first tokens of one x.
+// Weights on the device and on the host, products with the first tokens of one x. size: the
+// standard deviation of both.
 class Weights {
  public:
   static constexpr std::int64_t kMaxTokens = 300, kPadding = 8;
 
-  Weights(DType dtype, const Shape& shape)
-      : dtype_(dtype), shape_(shape), x_(dtype, kMaxTokens * x_stride(), 1), x_device_(x_.stored) {
+  Weights(DType dtype, const Shape& shape, double size = 1)
+      : dtype_(dtype),
+        shape_(shape),
+        x_(dtype, kMaxTokens * x_stride(), 1, size),
+        x_device_(x_.stored) {
     for (const std::int64_t rows : shape.rows) {
-      w_.emplace_back(dtype, rows * shape.columns, 2 + w_.size());
+      w_.emplace_back(dtype, rows * shape.columns, 2 + w_.size(), size);
       num_rows_ += rows;
     }
     Random random(9);
@@ -87,7 +92,7 @@ class Weights {
     bool has_bias = false, adds = false;
     DType out_dtype = DType::bf16;
     std::int64_t first_token = 0;
-    std::int32_t sm = 0;  // 0: of the device
+    std::int32_t sm = 0, num_units = 0;  // 0: of the device
     bool has_swiglu = false;
     cuda::CublasLt* library = nullptr;  // instead of multiply()
     enum class Norm { none, before, within } norm = Norm::none;
@@ -113,6 +118,7 @@ class Weights {
     }
     DeviceInfo device = cuda::device_info(0).value();
     if (options.sm > 0) device.sm = options.sm;
+    if (options.num_units > 0) device.num_units = options.num_units;
     const Product product{.dtype = dtype_,
                           .matrices = matrices,
                           .columns = shape_.columns,
@@ -191,11 +197,14 @@ class Weights {
 };
 
 // Sizes around tiles of 16 to 256 rows and stages of 64 and 128 columns; one row,
-// matrices of few rows beside large ones, more rows than one round of a CTA's warps.
+// matrices of few rows beside large ones, more rows than one round of a CTA's warps. Two chains of
+// few and of many steps, up to the most rows that have them, and one chain from the next row on.
 const std::vector<Shape>& all_shapes() {
   static const std::vector<Shape> all = {
       {{1}, 8},          {{15, 17, 3}, 64},    {{64}, 72},     {{576, 192, 192}, 576},
       {{257, 127}, 200}, {{130, 1, 65}, 1000}, {{40000}, 128}, {{300}, 4104},
+      {{576}, 1536},     {{1536}, 8960},       {{2048}, 72},   {{2399}, 576},
+      {{2400}, 72},      {{2300, 99, 1}, 576}, {{2560}, 1536},
   };
   return all;
 }
@@ -289,37 +298,82 @@ TEST_P(GemmOnGpu, ATokensBitsDependOnNothingElse) {
   }
 }
 
-// A product of `rows` rows for which this shape is chosen; 0 rows: none was found.
-Shape shape_for(const cuda::gemm::TileShape& wanted, std::int64_t tokens, int num_units) {
-  for (std::int64_t rows = 1000; rows < 40000; rows += 504) {
-    const Matrix matrix{nullptr, rows};
-    Product product{};
-    product.matrices = {&matrix, 1};
-    product.num_tokens = tokens;
-    if (cuda::gemm::choose_tile_shape(product, num_units) == wanted) return {{rows}, 200};
+// Products of `num_chains` chains for which is_chosen(product, multiprocessors), one for each
+// number of tokens, have the bits of the portable kernel. Few rows have large tiles only where
+// plans are made for few multiprocessors.
+template <class IsChosen>
+void expect_bits_of_portable(DType dtype, int num_chains, std::span<const std::int64_t> all_tokens,
+                             IsChosen is_chosen) {
+  const auto find = [&](std::int64_t tokens) {
+    for (const int num_units : {132, 40, 18, 16})
+      for (std::int64_t rows = num_chains == 2 ? 111 : 2519; rows < 40000; rows += 504) {
+        const Matrix matrix{nullptr, rows};
+        Product product{};
+        product.matrices = {&matrix, 1};
+        product.columns = 200;
+        product.num_tokens = tokens;
+        if (cuda::num_chains(product) == num_chains && is_chosen(product, num_units))
+          return std::pair(rows, num_units);
+      }
+    return std::pair(std::int64_t{0}, 0);
+  };
+  int num_found = 0;
+  for (const std::int64_t tokens : all_tokens) {
+    const auto [rows, num_units] = find(tokens);
+    if (rows == 0) continue;
+    ++num_found;
+    const Weights weights(dtype, {{rows}, 200});
+    for (const bool adds : {false, true}) {
+      Weights::Options options{
+          .has_bias = !adds, .adds = adds, .out_dtype = dtype, .num_units = num_units};
+      const auto got = weights.run(tokens, options);
+      options.sm = 80;
+      ASSERT_EQ(got, weights.run(tokens, options)) << tokens << " tokens, " << rows << " rows";
+    }
   }
-  return {{0}, 200};
+  EXPECT_GT(num_found, 0);
 }
 
 TEST_P(GemmOnGpu, EveryTileShapeHasTheBitsOfThePortableKernel) {
   HEADRACE_NEEDS_GPU(90);
-  const int num_units = cuda::device_info(0).value().num_units;
-  for (const cuda::gemm::TileShape& tile : cuda::gemm::kTileShapes) {
-    SCOPED_TRACE(std::to_string(tile.rows) + (tile.is_ping_pong ? " in turns" : " together"));
-    int num_found = 0;
-    for (const std::int64_t tokens : {129, 130, 192, 250, 255, 256, 257, 300}) {
-      const Shape shape = shape_for(tile, tokens, num_units);
-      if (shape.rows[0] == 0) continue;
-      ++num_found;
-      const Weights weights(GetParam(), shape);
-      for (const bool adds : {false, true}) {
-        Weights::Options options{.has_bias = !adds, .adds = adds, .out_dtype = GetParam()};
-        const auto got = weights.run(tokens, options);
-        options.sm = 80;
-        ASSERT_EQ(got, weights.run(tokens, options)) << tokens << " tokens";
-      }
+  constexpr std::int64_t kAllTokens[] = {129, 130, 192, 250, 255, 256, 257, 300};
+  for (const cuda::gemm::TileShape& tile : cuda::gemm::kTileShapes)
+    for (int num_chains = 1; num_chains <= tile.most_chains(); ++num_chains) {
+      SCOPED_TRACE(std::to_string(tile.rows) + (tile.is_ping_pong ? " in turns, " : " together, ") +
+                   std::to_string(num_chains) + " chains");
+      expect_bits_of_portable(GetParam(), num_chains, kAllTokens,
+                              [&](const Product& product, int num_units) {
+                                return cuda::gemm::choose_tile_shape(product, num_units) == tile;
+                              });
     }
-    EXPECT_GT(num_found, 0);
+}
+
+TEST_P(GemmOnGpu, EveryTileOfFewTokensHasTheBitsOfThePortableKernel) {
+  HEADRACE_NEEDS_GPU(90);
+  constexpr std::int64_t kAllTokens[] = {17, 40, 64, 65, 128};
+  for (const int tile_rows : cuda::gemm::kWideRows)
+    for (const int num_chains : {1, 2}) {
+      SCOPED_TRACE(std::to_string(tile_rows) + " rows, " + std::to_string(num_chains) + " chains");
+      expect_bits_of_portable(
+          GetParam(), num_chains, kAllTokens, [&](const Product& product, int num_units) {
+            return cuda::gemm::WidePlan::of(product, num_units).rows == tile_rows;
+          });
+    }
+}
+
+// Products of 2^-160 are 0 as floats. Kernels differ in the steps of zeros behind the last column,
+// which add 0 to sums that may be -0.
+TEST_P(GemmOnGpu, TinySumsOfTwoChainsHaveNoSign) {
+  if (GetParam() != DType::bf16) GTEST_SKIP() << "f16 has no such numbers";
+  for (const std::int64_t columns : {8, 72, 136}) {
+    const Weights weights(DType::bf16, {{300}, columns}, 0x1p-80);
+    const Weights::Options options{.out_dtype = DType::f32};
+    expect_equal_bits(weights, options);
+    const auto got = weights.run(Weights::kMaxTokens, options);
+    for (std::int64_t i = 0; i < Weights::kMaxTokens * weights.num_rows(); ++i) {
+      const double sum = load_as_double(DType::f32, got.data(), i);
+      ASSERT_FALSE(sum == 0 && std::signbit(sum)) << columns << " columns, element " << i;
+    }
   }
 }
 
@@ -328,7 +382,8 @@ TEST_P(GemmOnGpu, EveryTileShapeHasTheBitsOfThePortableKernel) {
 TEST_P(GemmOnGpu, SwiGluIsThatOfTheProductAndItsBitsDependOnNothingElse) {
   for (const Shape& shape :
        {Shape{{1, 1}, 8}, Shape{{24, 24}, 64}, Shape{{61, 61}, 72}, Shape{{576, 576}, 576},
-        Shape{{1544, 1544}, 200}, Shape{{15000, 15000}, 64}}) {
+        Shape{{1544, 1544}, 200}, Shape{{15000, 15000}, 64}, Shape{{1199, 1199}, 1032},
+        Shape{{1200, 1200}, 1032}}) {
     SCOPED_TRACE(std::to_string(shape.rows[0]) + " rows");
     const Weights weights(GetParam(), shape);
     const std::int64_t half = shape.rows[0];
@@ -365,9 +420,10 @@ TEST_P(GemmOnGpu, SwiGluIsThatOfTheProductAndItsBitsDependOnNothingElse) {
 TEST(GemmOnGpuNorm, HasTheBitsOfANormBeforeTheProduct) {
   HEADRACE_NEEDS_GPU(90);
   using Norm = Weights::Options::Norm;
-  for (const Shape& shape : {Shape{{576, 192, 192}, 576}, Shape{{1}, 8}, Shape{{257, 127}, 200},
-                             Shape{{64, 64}, 1032}, Shape{{300}, 2056}, Shape{{70, 70}, 4096},
-                             Shape{{40000}, 128}, Shape{{15000, 15000}, 64}}) {
+  for (const Shape& shape :
+       {Shape{{576, 192, 192}, 576}, Shape{{1}, 8}, Shape{{257, 127}, 200}, Shape{{64, 64}, 1032},
+        Shape{{300}, 2056}, Shape{{70, 70}, 4096}, Shape{{40000}, 128}, Shape{{15000, 15000}, 64},
+        Shape{{2048}, 1536}, Shape{{1536, 256, 256}, 1536}, Shape{{2400}, 1536}}) {
     const Weights weights(DType::bf16, shape);
     const bool is_pair = shape.rows.size() == 2 && shape.rows[0] == shape.rows[1];
     std::int64_t num_compared = 0;

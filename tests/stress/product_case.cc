@@ -14,7 +14,8 @@ namespace {
 using cuda::ProductKernel;
 
 const char* name_of(Epilogue epilogue) {
-  constexpr const char* kNames[] = {"plain", "stacked", "residual", "logits", "swiglu", "norm"};
+  constexpr const char* kNames[] = {"plain",  "stacked", "residual", "logits",
+                                    "swiglu", "norm",    "narrow"};
   return kNames[static_cast<int>(epilogue)];
 }
 
@@ -49,7 +50,7 @@ std::vector<ProductCell> product_cells() {
        {ProductKernel::stream, ProductKernel::wide, ProductKernel::tiles, ProductKernel::portable})
     for (const DType dtype : {DType::bf16, DType::f16})
       for (const Epilogue epilogue : {Epilogue::plain, Epilogue::stacked, Epilogue::residual,
-                                      Epilogue::logits, Epilogue::swiglu})
+                                      Epilogue::logits, Epilogue::swiglu, Epilogue::narrow})
         cells.push_back({kernel, dtype, epilogue});
   cells.push_back({ProductKernel::stream, DType::bf16, Epilogue::norm});
   return cells;
@@ -71,7 +72,8 @@ ProductCase draw_case(const ProductCell& cell, std::uint64_t seed) {
   Random random(seed * 0x9E3779B97F4A7C15u + 2);
   ProductCase c{.cell = cell, .seed = seed, .rows = {}};
   c.num_tokens = draw_tokens(random, cell);
-  c.columns = round_up<std::int64_t>(draw_size(random, 4200), 8);
+  const bool is_narrow = cell.epilogue == Epilogue::narrow;
+  c.columns = round_up<std::int64_t>(draw_size(random, is_narrow ? 9000 : 4200), 8);
   while (cell.epilogue == Epilogue::norm && !cuda::takes_norm(90, c.num_tokens, c.columns))
     c.columns -= 8;
   // Small models have few rows, large ones more than one round of tiles for every CTA.
@@ -84,6 +86,8 @@ ProductCase draw_case(const ProductCell& cell, std::uint64_t seed) {
   };
   if (cell.epilogue == Epilogue::stacked) {
     c.rows = {draw_rows(), std::min<std::int64_t>(draw_rows(), 1024), random.between(1, 300)};
+  } else if (is_narrow) {
+    c.rows = {std::min(draw_size(random, cuda::gemm::kOneChainRows - 1), most_rows)};
   } else {
     c.rows = {draw_rows()};
     if (cell.epilogue == Epilogue::swiglu) c.rows.push_back(c.rows[0]);

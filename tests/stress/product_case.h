@@ -10,8 +10,9 @@
 namespace headrace::testing {
 
 // What a product does besides: nothing (a bias in some cases); three stacked matrices with a bias;
-// add to the residual stream; f32 results; gate and up; normalise its input.
-enum class Epilogue { plain, stacked, residual, logits, swiglu, norm };
+// add to the residual stream; f32 results; gate and up; normalise its input. narrow: nothing, with
+// so few rows that there are two chains of sums.
+enum class Epilogue { plain, stacked, residual, logits, swiglu, norm, narrow };
 
 // A row of the report. Every kernel of products has cells.
 struct ProductCell {

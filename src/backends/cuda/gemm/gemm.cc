@@ -92,6 +92,7 @@ Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
       .plan = gemm::StreamPlan::of(tiles.count, p.columns, tokens, device.num_units,
                                    p.norm.weight != nullptr),
       .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+      .num_chains = num_chains(p),
       .norm = p.norm,
       .x = p.x,
       .x_stride = p.x_stride,
@@ -108,7 +109,8 @@ Status run_wide(const Product& p, const DeviceInfo& device, Stream stream) {
   const gemm::WideParams params{.tiles = gemm::RowTiles::of(p, plan.rows),
                                 .out = gemm::Output::of(p),
                                 .plan = plan,
-                                .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
+                                .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+                                .num_chains = num_chains(p)};
   gemm::Maps maps;
   HEADRACE_TRY(encode(p, rows_of_box(p, plan.rows), plan.box_tokens, L2Promotion::bytes_128, maps));
   const gemm::WideCall call{params, maps, stream};
@@ -136,7 +138,8 @@ Status run_portable(const Product& p, Stream stream) {
                               .x = p.x,
                               .x_stride = p.x_stride,
                               .num_tokens = static_cast<std::int32_t>(p.num_tokens),
-                              .columns = static_cast<std::int32_t>(p.columns)};
+                              .columns = static_cast<std::int32_t>(p.columns),
+                              .num_chains = num_chains(p)};
   for (std::size_t i = 0; i < p.matrices.size(); ++i) params.w[i] = p.matrices[i].data;
   return gemm::launch_portable({params, p.dtype, stream});
 }

@@ -4,6 +4,7 @@
 
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/cp_async.cuh"
+#include "backends/cuda/gemm/chains.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
 #include "backends/cuda/gemm/fragments.cuh"
 #include "backends/cuda/gemm/portable.h"
@@ -19,6 +20,9 @@ constexpr int kXBytes = kPortableTokens * kSwizzleRowBytes,
 constexpr int kStageBytes = kXBytes + kWBytes;
 constexpr unsigned kSmemBytes = kStages * kStageBytes + 128;  // the swizzle needs rows of 128 bytes
 static_assert(kSmemBytes <= kSmemLimitSm86);
+// As many as the shared memory of Hopper holds. Without a limit the loops of one chain and of two
+// together take 162 registers, each alone 96 and 128.
+constexpr int kCtasPerSm = 4;
 
 // Rows [first, first + kRows) of a matrix with `rows` rows, columns from `column` on. What does not
 // exist becomes zeros.
@@ -37,7 +41,8 @@ __device__ __forceinline__ void copy_tile(u32 to, const void* matrix, std::int64
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ PortableParams p) {
+__global__ void __launch_bounds__(kThreads, kCtasPerSm)
+    portable(const __grid_constant__ PortableParams p) {
   extern __shared__ unsigned char smem_raw[];
   const u32 smem = (smem_address(smem_raw) + 127) & ~127u;
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
@@ -67,31 +72,40 @@ __global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ Por
     }
     cp_async_commit_group();
   };
-  float d[kPortableRows / 8][4] = {};
   for (int i = 0; i + 1 < kStages; ++i) copy_stage(i);
-  for (int i = 0; i < num_stages; ++i) {
-    cp_async_wait_group<kStages - 2>();
-    __syncthreads();
-    copy_stage(i + kStages - 1);
-    const u32 x = smem + static_cast<u32>(i % kStages * kStageBytes), w = x + kXBytes;
+  float sum[kPortableRows / 2];
+  const auto sum_stages = [&]<int kChains>(std::integral_constant<int, kChains>) {
+    float d[kChains][kPortableRows / 8][4] = {};
+    for (int i = 0; i < num_stages; ++i) {
+      cp_async_wait_group<kStages - 2>();
+      __syncthreads();
+      copy_stage(i + kStages - 1);
+      const u32 x = smem + static_cast<u32>(i % kStages * kStageBytes), w = x + kXBytes;
 #pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
-      u32 a[4];
-      ldmatrix_x4(a, chunk_address(x, warp * 16 + (lane & 15), 2 * step + (lane >> 4)));
+      for (int step = 0; step < kColumns / 16; ++step) {
+        u32 a[4];
+        ldmatrix_x4(a, chunk_address(x, warp * 16 + (lane & 15), 2 * step + (lane >> 4)));
 #pragma unroll
-      for (int j = 0; j < kPortableRows / 16; ++j) {
-        u32 b[4];
-        ldmatrix_x4(
-            b, chunk_address(w, j * 16 + (lane & 7) + (lane >> 4) * 8, 2 * step + (lane >> 3 & 1)));
-        Element::mma(d[2 * j], a, b[0], b[1]);
-        Element::mma(d[2 * j + 1], a, b[2], b[3]);
+        for (int j = 0; j < kPortableRows / 16; ++j) {
+          u32 b[4];
+          ldmatrix_x4(b, chunk_address(w, j * 16 + (lane & 7) + (lane >> 4) * 8,
+                                       2 * step + (lane >> 3 & 1)));
+          Element::mma(d[step % kChains][2 * j], a, b[0], b[1]);
+          Element::mma(d[step % kChains][2 * j + 1], a, b[2], b[3]);
+        }
       }
     }
-  }
-  store_tile<Element, kPortableRows>(p.out, reinterpret_cast<float(&)[kPortableRows / 2]>(d),
-                                     p.tiles.is_paired != 0, first_token + warp * 16 + lane / 4,
-                                     p.num_tokens, p.tiles.first_row[matrix] + first_row,
-                                     p.tiles.rows[matrix] - first_row);
+#pragma unroll
+    for (int i = 0; i < kPortableRows / 2; ++i)
+      sum[i] = add_chains<kChains>(d[0][i / 4][i % 4], d[kChains - 1][i / 4][i % 4]);
+  };
+  if (p.num_chains == 1)
+    sum_stages(std::integral_constant<int, 1>());
+  else
+    sum_stages(std::integral_constant<int, 2>());
+  store_tile<Element, kPortableRows>(
+      p.out, sum, p.tiles.is_paired != 0, first_token + warp * 16 + lane / 4, p.num_tokens,
+      p.tiles.first_row[matrix] + first_row, p.tiles.rows[matrix] - first_row);
 }
 
 template <class Element>

@@ -13,7 +13,7 @@ struct PortableParams {
   const void* w[kMaxStackedMatrices];
   const void* x;
   std::int64_t x_stride;
-  std::int32_t num_tokens, columns;
+  std::int32_t num_tokens, columns, num_chains;
 };
 
 struct PortableCall {

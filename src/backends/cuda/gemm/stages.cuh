@@ -5,6 +5,7 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
+#include "backends/cuda/gemm/chains.cuh"
 #include "backends/cuda/gemm/params.h"
 
 namespace headrace::cuda::gemm {
@@ -53,34 +54,55 @@ __device__ __forceinline__ void load_tile(const RowTiles& tiles, const Maps& map
                               column, row);
 }
 
-// d = A B^T over `count` stages of 64 columns, by a warpgroup: 64 rows of A at `a` and kRowsOfB
-// rows of B at `b`, bytes from the beginning of a stage. A stage's products are complete, so that
-// release(stage) may let it be loaded again, beside those of the next. issued(): behind the last.
-template <class Element, int kRowsOfB, class Release, class Issued>
-__device__ __forceinline__ void sum_stages(float (&d)[kRowsOfB / 2], StageRing& ring, int count,
+// sum_stages() by kChains accumulators.
+template <class Element, int kRowsOfB, int kChains, class Release, class Issued>
+__device__ __forceinline__ void sum_chains(float (&sum)[kRowsOfB / 2], StageRing& ring, int count,
                                            int a, int b, Release release, Issued issued) {
   using Mma = WgmmaM64K16<typename Element::Operand, kRowsOfB>;
+  // Begins at 0, as sums by mma.sync do. Without a value ptxas keeps the registers from tile to
+  // tile and, beside the loop of another number of chains, serialises the products.
+  float d[kChains][kRowsOfB / 2] = {};
+  const auto fence_chains = [&] {
+#pragma unroll
+    for (int chain = 0; chain < kChains; ++chain) warpgroup_fence_operand(d[chain]);
+  };
   int before = 0;
   for (int i = 0; i < count; ++i, ring.next()) {
     mbarrier_wait(ring.full(), ring.parity);
     const u64 a_stage = wgmma_descriptor(ring.data() + static_cast<u32>(a), 16);
     const u64 b_stage = wgmma_descriptor(ring.data() + static_cast<u32>(b), 16);
-    warpgroup_fence_operand(d);
+    fence_chains();
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSwizzleAtomCols / 16; ++step)
-      Mma::template ss<Major::k>(d, wgmma_descriptor_advance(a_stage, step * 32),
-                                 wgmma_descriptor_advance(b_stage, step * 32), i + step > 0);
+      Mma::template ss<Major::k>(d[step % kChains], wgmma_descriptor_advance(a_stage, step * 32),
+                                 wgmma_descriptor_advance(b_stage, step * 32), 1);
     wgmma_commit_group();
     if (i + 1 == count) issued();
     wgmma_wait_group<1>();
-    warpgroup_fence_operand(d);
+    fence_chains();
     if (i > 0) release(before);
     before = ring.stage;
   }
   wgmma_wait_group<0>();
-  warpgroup_fence_operand(d);
+  fence_chains();
   release(before);
+#pragma unroll
+  for (int i = 0; i < kRowsOfB / 2; ++i) sum[i] = add_chains<kChains>(d[0][i], d[kChains - 1][i]);
+}
+
+// sum = A B^T over `count` stages of 64 columns, by a warpgroup: 64 rows of A at `a` and kRowsOfB
+// rows of B at `b`, bytes from the beginning of a stage. A stage's products are complete, so that
+// release(stage) may let it be loaded again, beside those of the next. issued(): behind the last.
+// num_chains: up to kMostChains.
+template <class Element, int kRowsOfB, int kMostChains, class Release, class Issued>
+__device__ __forceinline__ void sum_stages(int num_chains, float (&sum)[kRowsOfB / 2],
+                                           StageRing& ring, int count, int a, int b,
+                                           Release release, Issued issued) {
+  if (kMostChains == 1 || num_chains == 1)
+    sum_chains<Element, kRowsOfB, 1>(sum, ring, count, a, b, release, issued);
+  else
+    sum_chains<Element, kRowsOfB, kMostChains>(sum, ring, count, a, b, release, issued);
 }
 
 }  // namespace headrace::cuda::gemm

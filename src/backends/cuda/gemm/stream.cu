@@ -175,14 +175,16 @@ struct Fragments {
   __device__ __forceinline__ u32 last_words() const {
     return a[kSteps - 1][3] ^ b[kSteps / kStepsOfB - 1][3];
   }
-  __device__ __forceinline__ void multiply(float (&d)[kTokens / 8][4]) const {
+  template <int kChains>
+  __device__ __forceinline__ void multiply(float (&d)[kChains][kTokens / 8][4]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
+      float(&sum)[kTokens / 8][4] = d[step % kChains];
       if constexpr (kTokens == 16) {
-        Element::mma(d[0], a[step], b[step][0], b[step][1]);
-        Element::mma(d[1], a[step], b[step][2], b[step][3]);
+        Element::mma(sum[0], a[step], b[step][0], b[step][1]);
+        Element::mma(sum[1], a[step], b[step][2], b[step][3]);
       } else {
-        Element::mma(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+        Element::mma(sum[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
       }
     }
   }
@@ -232,10 +234,10 @@ struct OutElements {
   }
 };
 
-// Each sum is one chain of products, 33 clocks a step. An atom is loaded before the products of the
-// atom ahead of it, so that the chain does not wait for shared memory. (Two whole stages need too
-// many registers for two CTAs on a multiprocessor.) normed: the rows of a norm.
-template <class Element, int kTokens, bool kHasNorm>
+// A step takes 33 clocks of its chain. An atom is loaded before the products of the atom ahead of
+// it, so that chains do not wait for shared memory. (Two whole stages need too many registers for
+// two CTAs on a multiprocessor.) normed: the rows of a norm.
+template <class Element, int kTokens, bool kHasNorm, int kChains>
 __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed, int warp,
                                int lane) {
   static_assert(kStreamAtoms == 2);
@@ -271,7 +273,7 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed
   griddep_wait();  // out may be read by the kernel before, or written; x is complete no earlier
   const auto multiply = [&](int tile) {
     const OutElements<Element, kTokens> out(p, tile, lane);
-    float d[kTokens / 8][4] = {}, old[kTokens / 2];
+    float d[kChains][kTokens / 8][4] = {}, old[kTokens / 2];
     if (p.out.adds != 0) out.load(old);
     Fragments<Element, kTokens> first, second;  // atoms of a stage
     mbarrier_wait(ahead.full(), ahead.parity);
@@ -288,7 +290,10 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed
       second.multiply(d);
       release(first.last_words());
     }
-    out.store(d, old);
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i)
+      d[0][i / 4][i % 4] = add_chains<kChains>(d[0][i / 4][i % 4], d[kChains - 1][i / 4][i % 4]);
+    out.store(d[0], old);
   };
   for_each_tile(p, warp, multiply, [&] {
     for (int i = 0; i < p.plan.num_stage_loads; ++i) {
@@ -321,8 +326,11 @@ __global__ void __launch_bounds__(kThreads, kStreamCtasPerSm)
     if constexpr (!kHasNorm) load_x(p, maps, ring, lane);
   } else {
     if constexpr (kHasNorm) norm_rows(p, normed, warp, lane);
-    if (warp < p.plan.group)
-      multiply_tiles<Element, kTokens, kHasNorm>(p, ring, normed, warp, lane);
+    if (warp >= p.plan.group) return;
+    if (p.num_chains == 1)
+      multiply_tiles<Element, kTokens, kHasNorm, 1>(p, ring, normed, warp, lane);
+    else
+      multiply_tiles<Element, kTokens, kHasNorm, 2>(p, ring, normed, warp, lane);
   }
 #endif
 }

@@ -54,7 +54,7 @@ struct StreamParams {
   RowTiles tiles;
   Output out;
   StreamPlan plan;
-  std::int32_t num_tokens;
+  std::int32_t num_tokens, num_chains;
   // With a norm alone, when maps.x is not used.
   InputNorm norm;
   const void* x;

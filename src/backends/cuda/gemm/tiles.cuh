@@ -115,11 +115,12 @@ __device__ void multiply_tiles(const TileWalk& walk, StageRing ring, int group) 
   for (; tile < walk.count; tile += kIsPingPong ? 2 * walk.stride : walk.stride) {
     float d[kShape.rows / 2];
     if constexpr (kIsPingPong) bar_sync(kTurnBarrier + group, 256);
-    sum_stages<Element, kShape.rows>(d, ring, p.num_stage_loads, first_token * kSwizzleRowBytes,
-                                     TileLayout<kShape>::kXBytes, release, [&] {
-                                       if (kIsPingPong && tile + walk.stride < walk.count)
-                                         bar_arrive(kTurnBarrier + (group ^ 1), 256);
-                                     });
+    sum_stages<Element, kShape.rows, kShape.most_chains()>(
+        p.num_chains, d, ring, p.num_stage_loads, first_token * kSwizzleRowBytes,
+        TileLayout<kShape>::kXBytes, release, [&] {
+          if (kIsPingPong && tile + walk.stride < walk.count)
+            bar_arrive(kTurnBarrier + (group ^ 1), 256);
+        });
     if constexpr (kIsPingPong) ring.skip(p.num_stage_loads);
 
     const auto at = walk.position_of<kShape>(tile);

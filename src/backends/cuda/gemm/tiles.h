@@ -22,6 +22,8 @@ struct TileShape {
 
   constexpr int tokens() const { return is_ping_pong ? 64 : 128; }
   constexpr int cluster_tokens() const { return kTileCluster * tokens(); }
+  // A thread has rows / 2 accumulators for each, of 240 registers.
+  constexpr int most_chains() const { return rows <= 192 ? 2 : 1; }
   friend constexpr bool operator==(const TileShape&, const TileShape&) = default;
 };
 inline constexpr TileShape kTileShapes[] = {{256, true},  {96, true},   {256, false}, {224, false},
@@ -31,7 +33,7 @@ struct TileParams {
   RowTiles tiles;
   Output out;
   // Token tiles are those of a cluster.
-  std::int32_t num_tokens, num_token_tiles, token_tiles_at_once, num_stage_loads;
+  std::int32_t num_tokens, num_token_tiles, token_tiles_at_once, num_stage_loads, num_chains;
   // In the box of the last tokens; 0: they fill a whole one. Rows of a box that do not exist take
   // time: with whole boxes 136 tokens took longer than 256.
   std::int32_t tail_tokens;
@@ -46,16 +48,18 @@ struct TileParams {
         .token_tiles_at_once = kTokensAtOnce / tokens,
         .num_stage_loads =
             static_cast<std::int32_t>(ceil_div<std::int64_t>(p.columns, kTileColumns)),
+        .num_chains = cuda::num_chains(p),
         .tail_tokens = static_cast<std::int32_t>(
             round_up<std::int64_t>(p.num_tokens % shape.tokens(), 8) % shape.tokens())};
   }
   constexpr std::int64_t count() const { return std::int64_t{tiles.count} * num_token_tiles; }
 };
 
-// The shape with the least predicted time: the rounds of its tiles over all clusters, times what a
-// tile costs a CTA: its rows for each 64 tokens, and kStageRows, as a stage takes time whatever its
-// size; kTogether for tiles of both warpgroups, which are faster but for an epilogue that computes.
-// The constants lose least over 112 products on an H200 and on an H100 (README.md).
+// Of the shapes for num_chains() the one with the least predicted time: the rounds of its tiles
+// over all clusters, times what a tile costs a CTA: its rows for each 64 tokens, and kStageRows, as
+// a stage takes time whatever its size; kTogether for tiles of both warpgroups, which are faster
+// but for an epilogue that computes. The constants lose least over 112 products on an H200 and on
+// an H100 (README.md).
 constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
   constexpr double kStageRows = 45, kTogether = 0.88, kTogetherWithSwiGlu = 1.2;
   const double together = p.has_swiglu ? kTogetherWithSwiGlu : kTogether;
@@ -65,10 +69,12 @@ constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
     return static_cast<double>(rounds) * (shape.rows * shape.tokens() / 64 + kStageRows) *
            (shape.is_ping_pong ? 1 : together);
   };
-  TileShape best = kTileShapes[0];
+  const TileShape* best = nullptr;
   for (const TileShape& shape : kTileShapes)
-    if (time_of(shape) < time_of(best)) best = shape;
-  return best;
+    if (num_chains(p) <= shape.most_chains() &&
+        (best == nullptr || time_of(shape) < time_of(*best)))
+      best = &shape;
+  return *best;
 }
 
 struct TileCall {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace headrace::cuda::gemm {
 namespace {
 
@@ -35,6 +37,52 @@ TEST(GemmTileShape, TilesOfWhichEveryClusterHasAsManyAsTheOthers) {
   EXPECT_EQ(shape_of({&kO, 1}, 1024), (TileShape{256, false}));
   // 65 of 96 rows; 96 of 64 are two rounds.
   EXPECT_EQ(shape_of(kQkv, 256), (TileShape{96, false}));
+}
+
+TEST(GemmChains, AreTwoForFewRowsOfAllMatrices) {
+  const auto chains_of = [](std::vector<std::int64_t> rows, std::int64_t columns,
+                            bool has_swiglu = false) {
+    std::vector<Matrix> matrices;
+    for (const std::int64_t r : rows) matrices.push_back({nullptr, r});
+    Product p{};
+    p.matrices = matrices;
+    p.columns = columns;
+    p.has_swiglu = has_swiglu;
+    const int count = num_chains(p);
+    for (const std::int64_t tokens : {1, 16, 17, 128, 129, 100000}) {
+      p.num_tokens = tokens;
+      EXPECT_EQ(num_chains(p), count) << tokens << " tokens";
+    }
+    return count;
+  };
+  for (const std::int64_t columns : {8, 576, 8960}) {
+    EXPECT_EQ(chains_of({1}, columns), 2);
+    EXPECT_EQ(chains_of({1536}, columns), 2);
+    EXPECT_EQ(chains_of({2399}, columns), 2);
+    EXPECT_EQ(chains_of({2400}, columns), 1);
+    EXPECT_EQ(chains_of({1536, 256, 256}, columns), 2);
+    EXPECT_EQ(chains_of({2048, 256, 96}, columns), 1);
+    EXPECT_EQ(chains_of({1199, 1199}, columns, true), 2);
+    EXPECT_EQ(chains_of({1200, 1200}, columns, true), 1);
+  }
+}
+
+// A thread has 240 registers, and needs some beside its accumulators.
+TEST(GemmChains, OfAProductFitTheChosenShape) {
+  for (const std::int64_t rows : {1, 576, 1536, 2399, 2400, 40000}) {
+    const Matrix matrix{nullptr, rows};
+    for (const std::int64_t tokens : {129, 256, 257, 1024, 8192, 100000})
+      for (const int num_units : {1, 16, 78, 132}) {
+        Product p{};
+        p.matrices = {&matrix, 1};
+        p.columns = 8960;
+        p.num_tokens = tokens;
+        const TileShape shape = choose_tile_shape(p, num_units);
+        EXPECT_LE(num_chains(p), shape.most_chains()) << rows << " rows, " << tokens << " tokens";
+        EXPECT_LE(num_chains(p) * shape.rows / 2, 192);
+        EXPECT_EQ(TileParams::of(p, shape).num_chains, num_chains(p));
+      }
+  }
 }
 
 TEST(GemmTileShape, TheLastTokensHaveABoxOfTheirOwn) {

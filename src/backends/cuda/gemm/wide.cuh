@@ -56,8 +56,9 @@ __device__ __forceinline__ void multiply_wide(const WideParams& p, StageRing rin
   const int token = group * kWideGroupTokens + thread / 32 * 16 + thread % 32 / 4;
   for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles.count; tile += p.plan.num_ctas) {
     float d[kRows / 2];
-    sum_stages<Element, kRows>(
-        d, ring, p.plan.num_stage_loads, (kRows + group * kWideGroupTokens) * kSwizzleRowBytes, 0,
+    sum_stages<Element, kRows, 2>(
+        p.num_chains, d, ring, p.plan.num_stage_loads,
+        (kRows + group * kWideGroupTokens) * kSwizzleRowBytes, 0,
         [&](int stage) {
           if (thread == 0) mbarrier_arrive(ring.empty(stage));
         },

@@ -52,7 +52,7 @@ struct WideParams {
   RowTiles tiles;
   Output out;
   WidePlan plan;
-  std::int32_t num_tokens;
+  std::int32_t num_tokens, num_chains;
 };
 
 struct WideCall {

@@ -38,8 +38,9 @@ TEST(GemmWidePlan, TilesOfFewRowsForMatricesOfFewRows) {
   const auto rows_of = [](std::span<const Matrix> matrices) {
     return WidePlan::of(product(matrices, 64), 132).rows;
   };
-  const Matrix o{nullptr, 4096};
-  EXPECT_EQ(rows_of({&o, 1}), 32);  // 128 tiles for 132 multiprocessors
+  const Matrix o{nullptr, 4096}, down{nullptr, 1536};
+  EXPECT_EQ(rows_of({&o, 1}), 32);     // 128 tiles for 132 multiprocessors
+  EXPECT_EQ(rows_of({&down, 1}), 32);  // 48, each of two chains
   const Matrix qkv[] = {{nullptr, 4096}, {nullptr, 1024}, {nullptr, 1024}};
   EXPECT_EQ(rows_of(qkv), 48);  // 130
   const Matrix gate_up[] = {{nullptr, 14336}, {nullptr, 14336}};
