@@ -28,6 +28,20 @@ std::vector<Sizes> all_sizes() {
     many.queries.push_back(b % 3);
   }
   all.push_back(many);
+  // More heads than multiprocessors, of which shares have some alone and cut others; a window that
+  // leaves two groups of different chunks.
+  Sizes heads{{}, {}, 2, 8, 2, 64};
+  for (std::int64_t b = 0; b < 100; ++b) {
+    heads.lengths.push_back(b % 9 == 5 ? 8192 + 29 * b % 700 : b * 311 % 1700);
+    heads.queries.push_back(b % 7 == 3 ? 0 : 1 + b % 2);
+  }
+  all.push_back(heads);
+  Sizes equal{{}, {}, 1, 8, 2, 128};
+  for (std::int64_t b = 0; b < 200; ++b) {
+    equal.lengths.push_back(1024 + (b % 3 == 0 ? 36 : 0));
+    equal.queries.push_back(1);
+  }
+  all.push_back(equal);
   return all;
 }
 

@@ -135,6 +135,15 @@ __device__ __forceinline__ Item item_of_head(const Params& p, int head_idx, bool
   return item_of_head(p, batch_idx, kv_head, rows_of_item(p, batch_idx, reports && kv_head == 0));
 }
 
+__device__ inline int warp_inclusive_sum(int x, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x += below;
+  }
+  return x;
+}
+
 // The items of a persistent grid.
 class Batch {
  public:
@@ -204,14 +213,6 @@ class Batch {
   // Sequences of an entry of the prefix sums.
   __device__ int entry_size() const { return (p_.batch + kBatchEntries - 1) / kBatchEntries; }
 
-  __device__ static int warp_inclusive_sum(int x, int lane) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int below = __shfl_up_sync(0xffffffffu, x, step);
-      if (lane >= step) x += below;
-    }
-    return x;
-  }
   // Of all threads; `before` becomes the sum of those before this one.
   __device__ int block_sum(int x, int* before) const {
     const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;

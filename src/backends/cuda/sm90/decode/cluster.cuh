@@ -28,6 +28,50 @@ struct ClusterSmem {
   }
 };
 
+// Splits of a warp: split i begins at key first_key + i * step.
+struct WarpSplits {
+  int first_key, step, count;
+  __device__ int key(int block) const {
+    return first_key + block / kSplitBlocks * step + block % kSplitBlocks * kBlockKeys;
+  }
+};
+
+// The blocks of a warp's splits that a row of the head sees.
+template <int kDim>
+class SplitBlocks {
+ public:
+  __device__ SplitBlocks(BlockCopier<kDim>& copier, const Item& item, const WarpSplits& splits,
+                         int lane)
+      : item_(item), splits_(splits), end_(splits.count * kSplitBlocks), lane_(lane) {
+    while (next_ < end_ && !item.sees_block(splits.key(next_))) ++next_;
+    while (end_ > next_ && !item.sees_block(splits.key(end_ - 1))) --end_;
+    read_pages(copier, next_ - next_ % 32);
+  }
+  __device__ __forceinline__ bool has_block() const { return next_ < end_; }
+  __device__ __forceinline__ const Item& item() const { return item_; }
+  __device__ __forceinline__ int key() const { return splits_.key(next_); }
+  __device__ __forceinline__ int page() const {
+    return __shfl_sync(0xffffffffu, page_, next_ % 32);
+  }
+  __device__ __forceinline__ void advance(BlockCopier<kDim>& copier) {
+    if (++next_ % 32 == 0) read_pages(copier, next_);
+  }
+
+ private:
+  // Lane i has the page of block first + i; entries for blocks that no row sees are not read.
+  __device__ __forceinline__ void read_pages(BlockCopier<kDim>& copier, int first) {
+    const int block = first + lane_;
+    if (block >= next_ && block < end_ && !copier.has_small_pages())
+      page_ = copier.page(item_, splits_.key(block));
+  }
+
+  const Item& item_;
+  const WarpSplits splits_;
+  int next_ = 0, end_;
+  int page_ = 0;
+  const int lane_;
+};
+
 // Split i of those that the head's queries see belongs to CTA i % C of the C of the cluster, to its
 // warp i / C % kClusterWarps. CTA c has columns [c * kDim / C, (c + 1) * kDim / C) of all splits'
 // partial results, which arrive in its shared memory by st.async, as bytes of a transaction: a CTA
@@ -92,8 +136,9 @@ class ClusterCta {
     read_queries<V>(p_, item_, 32 * warp + lane, chunks);
     const WarpSplits splits = splits_of_warp(warp);
     const int stages_log2 = stages_of_warp_log2();
-    SelfLoadingRing<kDim> ring(p_, item_, splits, smem_.block(warp << stages_log2), stages_log2,
-                               lane);
+    BlockCopier<kDim> copier(p_, lane);
+    SelfLoadingRing<kDim, SplitBlocks<kDim>> ring(copier, {copier, item_, splits, lane},
+                                                  smem_.block(warp << stages_log2), stages_log2);
     store_queries<V>(chunks, smem_.q(), kPlan.q_pitch);
     __syncthreads();
     cluster_wait();  // the barriers of the other CTAs exist
@@ -108,7 +153,7 @@ class ClusterCta {
       sums.normalise();
       send(sums, (i * kClusterWarps + warp << size_log2_) + rank_, lane);
     }
-    ring.report();
+    copier.report();
   }
 
   // Of the ring, which the warps with splits share: 2 or 3.

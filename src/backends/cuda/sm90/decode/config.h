@@ -185,15 +185,21 @@ constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows, int ring_log2, in
 // a line, of which each CTA has an equal share.
 inline constexpr int kShareWarps = kGroupSplits;  // with a split of a group each
 inline constexpr int kShareThreads = 32 * kShareWarps;
-inline constexpr int kMaxShareBatch = 32;  // a lane has a sequence
+inline constexpr int kMaxShareBatch = kShareThreads;  // a thread has a sequence
 // Longer shares take longer than the items of a persistent grid, of which fast multiprocessors take
 // more.
-inline constexpr int kMaxShareGroups = 8;
+inline constexpr int kMaxShareGroups = 16;
+
+// What a group costs, in splits: its own, and what it takes whatever it has.
+inline constexpr int kGroupCost = 2, kWholeGroupCost = kGroupSplits + kGroupCost;
+// A share may have as many segments as groups of one split, all of which begin within its cost.
+inline constexpr int kMaxSegments = 64;
+static_assert((kMaxShareGroups + 1) * kWholeGroupCost / (1 + kGroupCost) + 1 <= kMaxSegments);
 
 // A ring of blocks for each warp; O, maxima and sums of the splits of a group.
 struct ShareSmemPlan {
   int block, stages_log2, q_pitch, o_pitch;
-  int q, o, row_sums;
+  int q, o, row_sums, running, segments, words;
   int total;  // with room for a start at a multiple of 1024 bytes
 };
 constexpr ShareSmemPlan share_smem_plan(int dim, int rows) {
@@ -205,7 +211,10 @@ constexpr ShareSmemPlan share_smem_plan(int dim, int rows) {
   s.q = (kShareWarps * s.block) << s.stages_log2;
   s.o = s.q + rows * s.q_pitch;
   s.row_sums = s.o + kGroupSplits * rows * s.o_pitch;
-  s.total = s.row_sums + kGroupSplits * rows * 8 + 1024;
+  s.running = s.row_sums + kGroupSplits * rows * 8;
+  s.segments = s.running + rows * dim / 2 * 16;
+  s.words = s.segments + kMaxSegments * kItemBytes;
+  s.total = s.words + (kShareWarps + 2) * 4 + 1024;
   return s;
 }
 // Threads of a CTA that appends the groups of a row: two warps of a head_dim of 128, or one, for
@@ -251,6 +260,8 @@ struct WorkPlan {
   int cluster_size;  // CTAs of a head; 0: no clusters
   int cluster_threads, cluster_ring_log2, cluster_smem_bytes;
   int share_slots;  // partial results of a head, at most; 0: no equal shares
+  // Shares write the rows of heads that they have alone; the second kernel has the others.
+  bool has_cut_heads;
   // A persistent grid, where there is neither:
   // The lengths are known: all sequences have the same keys. Otherwise the kernel reads lengths,
   // chooses the run and counts items, of which these are upper bounds.
@@ -346,6 +357,7 @@ constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
     w.share_slots = static_cast<int>(total / x.batch_heads);
     w.num_items = std::min<std::int64_t>(total, num_units);
     w.num_slots = total;
+    w.has_cut_heads = x.batch_heads > w.num_items;
     return w;
   }
   w.run_log2 = x.run_groups > 0 ? std::bit_width(static_cast<unsigned>(x.run_groups)) - 1
@@ -426,7 +438,7 @@ inline constexpr std::int64_t kWorkspaceAlignment = 16;
 
 // Offsets in bytes. Heads are counted, and chunks by their first slot.
 struct WorkspacePlan {
-  std::int64_t arrived, row_sums, o, slices, prefix_groups, total;
+  std::int64_t arrived, row_sums, o, cut_heads, slices, prefix_groups, total;
 };
 constexpr WorkspacePlan workspace_plan(const WorkPlan& w, const SharedPrefix& prefix,
                                        std::int64_t batch, std::int64_t batch_heads,
@@ -439,7 +451,9 @@ constexpr WorkspacePlan workspace_plan(const WorkPlan& w, const SharedPrefix& pr
   x.row_sums = x.arrived + round_up<std::int64_t>(counters * 4, kWorkspaceAlignment);
   x.o = x.row_sums +
         round_up<std::int64_t>(saturating_product({partial_rows, 8}), kWorkspaceAlignment);
-  x.slices = x.o + saturating_product({partial_rows, dim, 4});
+  x.cut_heads = x.o + saturating_product({partial_rows, dim, 4});
+  x.slices = x.cut_heads +
+             (w.has_cut_heads ? round_up<std::int64_t>(w.num_items * 4, kWorkspaceAlignment) : 0);
   x.prefix_groups = x.slices + (prefix.max_groups > 0 ? (batch + 1) * 16 : 0);
   x.total = x.prefix_groups + (prefix.max_groups > 0 ? batch * 4 : 0);
   return x;

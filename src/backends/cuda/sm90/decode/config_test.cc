@@ -221,10 +221,10 @@ TEST(DecodeShares, AreTakenWhereClustersLeaveMultiprocessorsIdle) {
       has_shares(few_sequences(8192, 1, 8)));  // 8 x 8 CTAs with two groups, or 128 with one
   EXPECT_FALSE(has_shares(few_sequences(4096, 8, 8)));  // 128 CTAs with four groups in either case
   EXPECT_TRUE(has_shares(few_sequences(8192, 8, 8)));
-  EXPECT_FALSE(has_shares(few_sequences(8192, 33, 1)));  // a lane has a sequence
-  EXPECT_TRUE(has_shares(few_sequences(8192, 32, 1)));
-  EXPECT_TRUE(has_shares(few_sequences(132 * 8 * kGroupKeys, 1, 1)));  // eight groups for a CTA
-  EXPECT_FALSE(has_shares(few_sequences(132 * 8 * kGroupKeys + 1, 1, 1)));
+  EXPECT_FALSE(has_shares(few_sequences(1024, 257, 1)));  // a thread has a sequence
+  EXPECT_TRUE(has_shares(few_sequences(1024, 256, 1)));
+  EXPECT_TRUE(has_shares(few_sequences(132 * 16 * kGroupKeys, 1, 1)));  // 16 groups for a CTA
+  EXPECT_FALSE(has_shares(few_sequences(132 * 16 * kGroupKeys + 1, 1, 1)));
   WorkSize prefixes = few_sequences(8192, 8, 8);
   prefixes.may_share_prefix = true;
   EXPECT_FALSE(has_shares(prefixes));
@@ -248,6 +248,15 @@ TEST(DecodeShares, HaveASlotForEachGroupOfAHead) {
       EXPECT_GE(w.num_items, 1);
       EXPECT_LE(w.num_items, std::min<std::int64_t>(w.num_slots, 132));
     }
+}
+
+// Heads that a share has alone need no second kernel; where there are fewer heads than shares, most
+// are cut.
+TEST(DecodeShares, WriteTheRowsOfWholeHeadsWhereThereAreMany) {
+  const auto writes_rows = [](const WorkSize& x) { return plan_work(x, 132).has_cut_heads; };
+  EXPECT_FALSE(writes_rows(few_sequences(8192, 8, 8)));
+  EXPECT_FALSE(writes_rows(few_sequences(2048, 16, 8)));
+  EXPECT_TRUE(writes_rows(few_sequences(1024, 64, 8)));
 }
 
 TEST(DecodeShares, FitSharedMemory) {

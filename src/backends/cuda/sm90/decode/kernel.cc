@@ -78,7 +78,7 @@ struct DecodePlan {
   Window window;
   SequenceKeys keys;
   int rows, group, box_keys;
-  Divisor by_group, by_kv_heads, by_items, by_page_size;
+  Divisor by_group, by_kv_heads, by_shares, by_share_groups, by_items, by_page_size;
   float scale, scale_log2;
 };
 
@@ -114,6 +114,8 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConf
   const SequenceKeys keys = longest_keys(p);
   const WorkSize size = work_size(p, config);
   const WorkPlan work = plan_work(size, device.num_units);
+  const std::int64_t num_units = std::max<std::int64_t>(device.num_units, 1);
+  const std::int64_t num_shares = std::clamp<std::int64_t>(work.num_items, 1, num_units);
   const SharedPrefix prefix = plan_prefix(p, window_of(p), work);
   const bool is_hd64 = head_dim_bucket(p.head_dim, p.head_dim_v) == 64;
   return {.launch = prefix.max_groups > 0 ? (is_hd64 ? launch_hd64_prefix : launch_hd128_prefix)
@@ -129,6 +131,8 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConf
           .box_keys = box_keys_of(p),
           .by_group = Divisor::of(group_size(p)),
           .by_kv_heads = Divisor::of(std::max<std::int64_t>(p.num_kv_heads, 1)),
+          .by_shares = Divisor::of(num_shares),
+          .by_share_groups = Divisor::of(kWholeGroupCost * num_shares),
           .by_items = Divisor::of(std::max(work.head.num_items, 1)),
           .by_page_size = page_size_divisor(p),
           .scale = static_cast<float>(p.softmax_scale),
@@ -218,13 +222,15 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
-void set_workspace(const WorkspacePlan& x, bool has_prefix, Workspace workspace, Params& params) {
+void set_workspace(const WorkspacePlan& x, const WorkPlan& work, bool has_prefix,
+                   Workspace workspace, Params& params) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* base = reinterpret_cast<char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
   params.counters = reinterpret_cast<CounterWords*>(base);
   params.arrived = reinterpret_cast<int*>(base + x.arrived);
   params.row_sums = reinterpret_cast<RowSums*>(base + x.row_sums);
   params.o_partial = reinterpret_cast<float*>(base + x.o);
+  if (work.has_cut_heads) params.cut_heads = reinterpret_cast<int*>(base + x.cut_heads);
   params.token = next_call_token();
   if (!has_prefix) return;
   params.num_slices = reinterpret_cast<int*>(base + x.slices);
@@ -259,6 +265,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.group = own.group;
   params.by_group = own.by_group;
   params.by_kv_heads = own.by_kv_heads;
+  params.by_shares = own.by_shares;
+  params.by_share_groups = own.by_share_groups;
   params.by_items = own.by_items;
   params.batch = static_cast<int>(p.batch);
   params.num_kv_heads = static_cast<int>(p.num_kv_heads);
@@ -269,7 +277,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.prefix = own.prefix;
   const bool has_prefix = own.prefix.max_groups > 0;
   if (plan.schedule.workspace_bytes > 0)
-    set_workspace(own.workspace, has_prefix, workspace, params);
+    set_workspace(own.workspace, own.work, has_prefix, workspace, params);
   Maps maps;
   HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, maps.k, params.boxes_k));
   HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, own.box_keys, maps.v, params.boxes_v));

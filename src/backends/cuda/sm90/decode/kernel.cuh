@@ -115,7 +115,8 @@ Status launch_shares(const char* name, const Call& call) {
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, decode_shares<V>, allowed)) return bad;
   HEADRACE_TRY(launch(shape, stream, decode_shares<V>, p));
-  shape.grid = dim3(static_cast<unsigned>(p.batch * p.num_kv_heads * p.rows));
+  const int num_heads = p.work.has_cut_heads ? call.num_ctas : p.batch * p.num_kv_heads;
+  shape.grid = dim3(static_cast<unsigned>(num_heads * p.rows));
   shape.block = dim3(static_cast<unsigned>(append_threads(V::kDim, p.work.share_slots)));
   shape.smem_bytes = 0;
   return launch(shape, stream, append_groups_of_rows<typename V::Element, V::kDim>, p);

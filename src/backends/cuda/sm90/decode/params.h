@@ -33,16 +33,19 @@ struct Params {
   SequenceKeys keys;  // where all sequences have the same
   int rows;           // of a (sequence, KV head), at most: row r is query r / group, head r % group
   int group;          // query heads of a KV head
-  Divisor by_group, by_kv_heads, by_items;  // items of a head, where all sequences have the same
+  Divisor by_group, by_kv_heads;
+  Divisor by_items;                    // of a head, where all sequences have the same
+  Divisor by_shares, by_share_groups;  // kWholeGroupCost for each share
   int batch, num_kv_heads, num_units;
   float scale, scale_log2;  // softmax_scale, positive, and times log2(e)
   int boxes_k, boxes_v;     // TMA boxes of a block: 1 where a box holds all columns
   int box_keys;             // of a box: kBlockKeys, or a divisor of it and of the page size
   // In the workspace; null without.
   CounterWords* counters;
-  int* arrived;              // [batch * num_kv_heads], then [num_slots]
-  RowSums* row_sums;         // [num_slots][rows]
-  float* o_partial;          // [num_slots][rows][dim]
+  int* arrived;       // [batch * num_kv_heads], then [num_slots]
+  RowSums* row_sums;  // [num_slots][rows]
+  float* o_partial;   // [num_slots][rows][dim]
+  int* cut_heads;  // [shares]: the head that ends in a share and began before, or -1; null without
   SharedPrefix prefix;       // of which slots behind num_slots are
   int* prefix_groups;        // [batch]: that attend_prefix has computed; null without
   PrefixSlice* slices;       // [batch]

@@ -5,51 +5,188 @@
 
 #include "backends/cuda/sm90/decode/merge.cuh"
 #include "backends/cuda/sm90/decode/self_loading.cuh"
+#include "backends/cuda/sm90/decode/share_line.h"
 
 namespace headrace::cuda::sm90::decode {
 
-// Groups of a sequence and KV head, a share of them.
-struct Segment {
-  int batch_idx, kv_head, first, count;  // first: counted from the head's first group
-};
-
-// The line of all groups. A lane has a sequence, so that one load and one scan know all lengths.
-class GroupLine {
+// A group of the share, and those behind it. Segments lie in shared memory: consecutive groups of a
+// (sequence, KV head), which has place head % kMaxSegments.
+class ShareCursor {
  public:
-  __device__ GroupLine(const Params& p, int lane, bool reports) : p_(p) {
-    if (lane < p.batch) {
-      rows_ = rows_of_item(p, lane, reports);
-      groups_ = groups_of(item_of_head(p, lane, 0, rows_).keys()).count;
-    }
-    end_ = groups_ * p.num_kv_heads;
-#pragma unroll
-    for (int step = 1; step < kMaxShareBatch; step *= 2) {
-      const int before = __shfl_up_sync(kAll, end_, step);
-      if (lane >= step) end_ += before;
-    }
+  __device__ ShareCursor(u32 segments, int first_head, int end_head)
+      : segments_(segments), next_(first_head), end_(end_head) {
+    enter_segment();
   }
-  __device__ int num_groups() const { return __shfl_sync(kAll, end_, kMaxShareBatch - 1); }
-
-  // The groups of one head among [begin, end), from begin on.
-  __device__ Segment segment(int begin, int end) const {
-    const int b = __popc(__ballot_sync(kAll, end_ <= begin));
-    const int groups = __shfl_sync(kAll, groups_, b);
-    const int rest = begin - (__shfl_sync(kAll, end_, b) - groups * p_.num_kv_heads);
-    const int kv_head = rest / groups, first = rest - kv_head * groups;
-    return {b, kv_head, first, min(groups - first, end - begin)};
+  __device__ __forceinline__ bool exists() const { return next_ <= end_; }
+  __device__ __forceinline__ bool begins_segment() const { return group_ == item_.first; }
+  __device__ __forceinline__ bool ends_segment() const { return group_ + 1 == item_.end; }
+  // Whether the segment is the whole head.
+  __device__ __forceinline__ bool has_head() const {
+    return item_.end - item_.first == item_.num_groups;
   }
-  __device__ Item item(const Segment& x) const {
-    const auto of = [&](int word) { return __shfl_sync(kAll, word, x.batch_idx); };
-    return item_of_head(p_, x.batch_idx, x.kv_head,
-                        {of(rows_.seqlen_q), of(rows_.seqlen_k), of(rows_.row_q), of(rows_.row_k)});
+  __device__ __forceinline__ const Item& item() const { return item_; }
+  __device__ __forceinline__ int group() const { return group_; }
+  __device__ __forceinline__ void advance() {
+    if (++group_ == item_.end) enter_segment();
   }
 
  private:
-  static constexpr unsigned kAll = 0xffffffffu;
-  static_assert(kMaxShareBatch == 32);
+  __device__ __forceinline__ void enter_segment() {
+    if (next_++ >= end_) return;
+    item_ = load_item(segments_ + static_cast<u32>((next_ - 1) % kMaxSegments * kItemBytes));
+    group_ = item_.first;
+  }
+
+  Item item_;
+  int group_ = 0;
+  u32 segments_;
+  int next_, end_;  // heads
+};
+
+// The share of a CTA, in shared memory.
+template <int kDim, int kRows>
+class Share {
+  static constexpr ShareSmemPlan kPlan = share_smem_plan(kDim, kRows);
+
+ public:
+  // By all threads: thread b has sequence b, so that one load and one scan know the line.
+  __device__ Share(const Params& p, u32 base) : p_(p), base_(base) {
+    const int tid = static_cast<int>(threadIdx.x);
+    SequenceRows rows{};
+    SequenceKeys keys{};
+    int cost = 0;
+    if (tid < p.batch) {
+      rows = rows_of_item(p, tid, blockIdx.x == 0);
+      keys = item_of_head(p, tid, 0, rows).keys();
+      cost = share_cost(keys) * p.num_kv_heads;
+    }
+    int begin, total;
+    sum_costs(cost, begin, total);
+    const int num_shares = static_cast<int>(gridDim.x);
+    const int share =
+        share_size(total, num_shares, p.by_shares.divide(total + num_shares - 1),
+                   p.by_share_groups.divide(total + kWholeGroupCost * num_shares - 1));
+    const int first = share * static_cast<int>(blockIdx.x), last = min(first + share, total);
+    if (first < begin + cost && last > begin)
+      store_segments(tid, rows, keys, first - begin, last - begin);
+    if (tid == 0 && first >= total) {
+      store_shared(word(kFirstHead), 0);
+      store_shared(word(kEndHead), 0);
+      store_cut_head(-1);
+    }
+    __syncthreads();
+    first_head_ = static_cast<int>(load_shared(word(kFirstHead)));
+    end_head_ = static_cast<int>(load_shared(word(kEndHead)));
+  }
+
+  __device__ ShareCursor begin() const { return {segments(), first_head_, end_head_}; }
+
+ private:
+  // Words behind the segments: the costs of each warp's sequences are the first.
+  static constexpr int kFirstHead = kShareWarps, kEndHead = kShareWarps + 1;
+  __device__ u32 segments() const { return base_ + static_cast<u32>(kPlan.segments); }
+  __device__ u32 word(int i) const { return base_ + static_cast<u32>(kPlan.words + 4 * i); }
+
+  // Where the thread's sequence begins in the line. Threads that have none do not need to know.
+  __device__ void sum_costs(int cost, int& begin, int& total) const {
+    const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+    const int end = warp_inclusive_sum(cost, lane);
+    begin = end - cost;
+    total = __shfl_sync(0xffffffffu, end, 31);
+    if (p_.batch <= 32) return;
+    if (lane == 31) store_shared(word(warp), static_cast<u32>(end));
+    __syncthreads();
+    total = 0;
+#pragma unroll
+    for (int i = 0; i < kShareWarps; ++i) {
+      const int sum = static_cast<int>(load_shared(word(i)));
+      begin += i < warp ? sum : 0;
+      total += sum;
+    }
+  }
+
+  // Those of a sequence, in whose line the share is [first, last).
+  __device__ void store_segments(int batch_idx, const SequenceRows& rows, const SequenceKeys& keys,
+                                 int first, int last) const {
+    const int head_0 = batch_idx * p_.num_kv_heads;
+    const GroupRange all = groups_of(keys);
+    const SharePart part = SharePart::of(keys, p_.num_kv_heads, first, last);
+#pragma unroll 1
+    for (int head = part.from.head; head < part.end_head; ++head) {
+      Item item = item_of_head(batch_idx, head, rows, keys);
+      item.first_group = all.first;
+      item.num_groups = all.count;
+      const GroupRange groups = part.groups(head, all);
+      item.first = groups.first;
+      item.end = groups.first + groups.count;
+      store_item(segments() + static_cast<u32>((head_0 + head) % kMaxSegments * kItemBytes), item);
+    }
+    if (last <= share_cost(keys) * p_.num_kv_heads)
+      store_shared(word(kEndHead), static_cast<u32>(head_0 + part.end_head));
+    if (first < 0) return;
+    store_shared(word(kFirstHead), static_cast<u32>(head_0 + part.from.head));
+    store_cut_head(part.ends_cut_head() ? head_0 + part.from.head : -1);
+  }
+  // The head that ends in this share and began in one before, or -1.
+  __device__ void store_cut_head(int head_idx) const {
+    if (p_.cut_heads != nullptr) p_.cut_heads[blockIdx.x] = head_idx;
+  }
+
   const Params& p_;
-  SequenceRows rows_{};
-  int groups_ = 0, end_ = 0;  // groups of a head; of the line, with those of all sequences before
+  const u32 base_;
+  int first_head_, end_head_;
+};
+
+// The blocks of a warp's splits of a share that a row sees. Pages are read a group ahead.
+template <int kDim>
+class ShareBlocks {
+ public:
+  __device__ ShareBlocks(BlockCopier<kDim>& copier, const ShareCursor& first, int warp, int lane)
+      : ahead_(first), split_(warp * kSplitKeys), lane_(lane) {
+    read_page(copier);
+    next_split(copier);
+  }
+  __device__ __forceinline__ bool has_block() const { return key_ < end_key_; }
+  __device__ __forceinline__ const Item& item() const { return item_; }
+  __device__ __forceinline__ int key() const { return key_; }
+  __device__ __forceinline__ int page() const {
+    return __shfl_sync(0xffffffffu, page_, key_ / kBlockKeys % kSplitBlocks);
+  }
+  __device__ __forceinline__ void advance(BlockCopier<kDim>& copier) {
+    key_ += kBlockKeys;
+    if (key_ >= end_key_) next_split(copier);
+  }
+
+ private:
+  __device__ __forceinline__ int first_key_ahead() const {
+    return ahead_.group() * kGroupKeys + split_;
+  }
+  // Lane i has the page of block i of the split.
+  __device__ __forceinline__ void read_page(BlockCopier<kDim>& copier) {
+    const int key = first_key_ahead() + lane_ * kBlockKeys;
+    if (ahead_.exists() && lane_ < kSplitBlocks && ahead_.item().sees_block(key) &&
+        !copier.has_small_pages())
+      page_ahead_ = copier.page(ahead_.item(), key);
+  }
+  __device__ __forceinline__ void next_split(BlockCopier<kDim>& copier) {
+    key_ = end_key_ = 0;
+#pragma unroll 1
+    while (ahead_.exists() && key_ >= end_key_) {
+      const int first = first_key_ahead();
+      item_ = ahead_.item();
+      page_ = page_ahead_;
+      key_ = max(first, item_.first_key / kBlockKeys * kBlockKeys);
+      end_key_ = min(first + kSplitKeys, item_.end_key);
+      ahead_.advance();
+      read_page(copier);
+    }
+  }
+
+  ShareCursor ahead_;
+  Item item_;
+  const int split_, lane_;
+  int key_ = 0, end_key_ = 0;  // of the item's split
+  int page_ = 0, page_ahead_ = 0;
 };
 
 template <class V>
@@ -64,57 +201,51 @@ class ShareCta {
       : p_(p),
         base_(smem_base),
         warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0)),
-        lane_(static_cast<int>(threadIdx.x) & 31),
-        blocks_(p, lane_),
-        queries_(lane_) {}
+        lane_(static_cast<int>(threadIdx.x) & 31) {}
 
-  __device__ void run() {
-    const int cta = static_cast<int>(blockIdx.x), num_ctas = static_cast<int>(gridDim.x);
-    const GroupLine line(p_, lane_, cta == 0 && warp_ == 0);
-    const int num_groups = line.num_groups(), share = (num_groups + num_ctas - 1) / num_ctas;
-    const int end = min((cta + 1) * share, num_groups);
-#pragma unroll 1
-    for (int begin = cta * share; begin < end;) {
-      const Segment segment = line.segment(begin, end);
-      attend(line.item(segment), segment);
-      begin += segment.count;
-    }
-  }
-
- private:
-  __device__ __forceinline__ void attend(const Item& item, const Segment& segment) {
+  __device__ void run() const {
+    const Share<kDim, kRows> share(p_, base_);
+    ShareCursor at = share.begin();
+    if (!at.exists()) return;
     // Queries are on their way while the first blocks are asked for.
     Chunk chunks[kQueryChunks<V, kShareThreads>];
-    read_queries<V>(p_, item, 32 * warp_ + lane_, chunks);
-    const int first_group = groups_of(item.keys()).first + segment.first;
-    const WarpSplits splits{.first_key = first_group * kGroupKeys + warp_ * kSplitKeys,
-                            .step = kGroupKeys,
-                            .count = segment.count};
+    read_queries<V>(p_, at.item(), 32 * warp_ + lane_, chunks);
     const int first_block = warp_ << kPlan.stages_log2;
-    SelfLoadingRing<kDim> ring(p_, item, splits,
-                               base_ + static_cast<u32>(first_block * kPlan.block),
-                               kPlan.stages_log2, lane_);
+    BlockCopier<kDim> copier(p_, lane_);
+    SelfLoadingRing<kDim, ShareBlocks<kDim>> ring(
+        copier, {copier, at, warp_, lane_}, base_ + static_cast<u32>(first_block * kPlan.block),
+        kPlan.stages_log2);
     store_queries<V>(chunks, base_ + kPlan.q, kPlan.q_pitch);
     __syncthreads();
-    queries_.load(base_ + kPlan.q);
-    const int rows = item.rows(p_), slot = item.head_idx(p_) * p_.work.share_slots + segment.first;
+    const BlockSums<Element, kRowBlocks> blocks(p_, lane_);
+    QueryFragments<kDim, kRows> queries(lane_);
+    queries.load(base_ + kPlan.q);
 #pragma unroll 1
-    for (int i = 0; i < segment.count; ++i) {
+    while (at.exists()) {
+      ShareCursor next = at;
+      next.advance();
       // The next kernel's CTAs begin when the first blocks have been asked for: before, they delay
       // calls whose lengths are on the device by 3 us.
-      if (i == segment.count - 1) griddep_launch_dependents();
+      if (!next.exists()) griddep_launch_dependents();
+      const bool changes_queries = next.exists() && next.begins_segment();
+      if (changes_queries) read_queries<V>(p_, next.item(), 32 * warp_ + lane_, chunks);
       Sums sums;
       sums.clear();
-      sum_split(item, blocks_, queries_, ring, splits.key(i * kSplitBlocks), sums);
+      sum_split(at.item(), blocks, queries, ring, at.group() * kGroupKeys + warp_ * kSplitKeys,
+                sums);
       sums.normalise();
       __syncthreads();  // the group before has been merged, and the queries have been read
       store(sums);
+      if (changes_queries) store_queries<V>(chunks, base_ + kPlan.q, kPlan.q_pitch);
       __syncthreads();
-      merge(slot + i, rows);
+      merge(at);
+      if (changes_queries) queries.load(base_ + kPlan.q);
+      at = next;
     }
-    ring.report();
+    copier.report();
   }
 
+ private:
   __device__ u32 o_of(int split, int row) const {
     return base_ + static_cast<u32>(kPlan.o + (split * kRows + row) * kPlan.o_pitch);
   }
@@ -134,24 +265,57 @@ class ShareCta {
       store_shared(sums_of(warp_, row) + 4, __float_as_uint(sums.sum[n][h]));
     }
   }
-  // A thread merges the splits of a group for two columns of a row.
-  __device__ __forceinline__ void merge(int slot, int rows) const {
+  // A thread merges the splits of a group for two columns of a row. Groups of a head that other
+  // shares have a part of are partial results.
+  __device__ __forceinline__ void merge(const ShareCursor& at) const {
     constexpr int kPairs = kDim / 2;
+    const Item& item = at.item();
+    const bool writes_rows = p_.cut_heads != nullptr && at.has_head();
+    const int slot = item.head_idx(p_) * p_.work.share_slots;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < rows * kPairs; i += kShareThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < item.rows(p_) * kPairs; i += kShareThreads) {
       const int row = i / kPairs, column = i % kPairs * 2;
       const Partial<2> group = merge_group(
           p_.scale_log2, [&](int split) { return load_shared2(sums_of(split, row)); },
           [&](int split) { return load_shared2(o_of(split, row) + static_cast<u32>(4 * column)); });
-      store_partial<kDim>(p_, slot, row, column, group);
+      if (writes_rows)
+        append_to_row(at, group, slot, row, column);
+      else
+        store_partial<kDim>(p_, slot + at.group() - item.first_group, row, column, group);
     }
+  }
+  // The sums of the chunk are in shared memory, those of the chunks before it in the workspace.
+  __device__ __forceinline__ void append_to_row(const ShareCursor& at, const Partial<2>& group,
+                                                int slot, int row, int column) const {
+    const Item& item = at.item();
+    const u32 running =
+        base_ + static_cast<u32>(kPlan.running + (row * kDim / 2 + column / 2) * 16);
+    const bool begins_chunk = at.begins_segment() || at.group() % kChunkGroups == 0;
+    Partial<2> chunk, all;
+    if (!begins_chunk) chunk = load_running(running);
+    append(chunk, group, p_.scale_log2);
+    if (!at.ends_segment() && at.group() % kChunkGroups != kChunkGroups - 1)
+      return store_running(running, chunk);
+    if (at.group() / kChunkGroups > item.first_group / kChunkGroups)
+      all = load_partial<kDim, 2>(p_, slot, row, column);
+    append(all, chunk, p_.scale_log2);
+    if (at.ends_segment())
+      write_row<Element>(p_, item, row, column, all);
+    else
+      store_partial<kDim>(p_, slot, row, column, all);
+  }
+  __device__ static Partial<2> load_running(u32 from) {
+    const float2 sums = load_shared2(from), o = load_shared2(from + 8);
+    return {sums.x, sums.y, {o.x, o.y}};
+  }
+  __device__ static void store_running(u32 to, const Partial<2>& x) {
+    store_chunk(to, {{__float_as_uint(x.row_max), __float_as_uint(x.sum), __float_as_uint(x.o[0]),
+                      __float_as_uint(x.o[1])}});
   }
 
   const Params& p_;
   const u32 base_;
   const int warp_, lane_;
-  const BlockSums<Element, kRowBlocks> blocks_;
-  QueryFragments<kDim, kRows> queries_;
 };
 
 template <class V>
@@ -164,7 +328,8 @@ __global__ void __launch_bounds__(kShareThreads, 1)
 #endif
 }
 
-// A CTA has a row of a (sequence, KV head); a warp has a chunk of it, and 64 columns.
+// A CTA has a row of a (sequence, KV head), or of the head that ends in a share and began before; a
+// warp has a chunk of it, and 64 columns.
 template <class Element, int kDim>
 __global__ void __launch_bounds__(kMaxAppendThreads)
     append_groups_of_rows(const __grid_constant__ Params params) {
@@ -177,14 +342,21 @@ __global__ void __launch_bounds__(kMaxAppendThreads)
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int num_warps = static_cast<int>(blockDim.x) >> 5, chunks_at_once = num_warps / kParts;
   const int chunk_of_warp = warp / kParts, pair = warp % kParts * 32 + lane;
-  const int head_idx = static_cast<int>(blockIdx.x) / p.rows;
-  const int row = static_cast<int>(blockIdx.x) - head_idx * p.rows;
+  const int idx = static_cast<int>(blockIdx.x) / p.rows;
+  const int row = static_cast<int>(blockIdx.x) - idx * p.rows;
   // Lengths are read before the wait: decode_shares waits for what writes them before it lets this
   // kernel begin, and behind its keys they would come from memory.
-  const Item item = item_of_head(p, head_idx, false);
+  Item item{};
+  if (p.cut_heads == nullptr) item = item_of_head(p, idx, false);
   griddep_launch_dependents();
   griddep_wait();
+  if (p.cut_heads != nullptr) {
+    const int head_idx = __ldcg(p.cut_heads + idx);
+    if (head_idx < 0) return;
+    item = item_of_head(p, head_idx, false);
+  }
   if (row >= item.rows(p)) return;
+  const int head_idx = item.head_idx(p);
   const GroupRange groups = groups_of(item.keys());
   const int end = groups.first + groups.count, end_chunk = (end - 1) / kChunkGroups + 1;
   Partial<kColumns> all;
