@@ -140,12 +140,13 @@ TEST(CppOptions, TensorsOfAttention) {
                 SHOW(block_table),
                 SHOW(probs),
                 SHOW(seqused_k),
+                SHOW(page_indptr),
                 SHOW(quantised)};
       },
       {TENSOR(T, q), TENSOR(T, k), TENSOR(T, v), TENSOR(T, out), TENSOR(T, lse),
        TENSOR(T, cu_seqlens_q), TENSOR(T, cu_seqlens_k), TENSOR(T, alibi_slopes), TENSOR(T, bias),
        TENSOR(T, mask), TENSOR(T, tree_mask), TENSOR(T, sinks), TENSOR(T, probs),
-       TENSOR(T, block_table), TENSOR(T, seqused_k),
+       TENSOR(T, block_table), TENSOR(T, page_indptr), TENSOR(T, seqused_k),
        CHANGE(T, quantised, handle<const headrace_quantised_kv>())});
 }
 

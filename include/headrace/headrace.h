@@ -235,8 +235,7 @@ typedef struct headrace_attention_tensors {
   headrace_tensor out; /**< written: [batch, seqlen_q, num_heads, head_dim_v], dtype of q */
   headrace_tensor lse; /**< f32 out (f64 with f64 inputs), natural log: [batch, num_heads,
                           seqlen_q], ragged [num_heads, total_q] */
-  headrace_tensor
-      cu_seqlens_q; /**< i32 [batch + 1], prefix sums of the lengths, from 0 to total_q */
+  headrace_tensor cu_seqlens_q; /**< i32 [batch + 1], prefix sums of lengths, from 0 to total_q */
   headrace_tensor cu_seqlens_k; /**< i32 [batch + 1], from 0 to total_k */
   headrace_tensor
       alibi_slopes; /**< f32 [num_heads] or [batch, num_heads]: score += -slope * |i + shift - j| */
@@ -248,9 +247,8 @@ typedef struct headrace_attention_tensors {
                                 are visible, bits beyond seqlen_q are ignored; words >=
                                 ceil(seqlen_q / 32), seqlen_q <= seqlen_k */
   headrace_tensor sinks;     /**< f32 [num_heads]: logits added to the denominator only */
-  headrace_tensor probs; /**< f32 out [batch, num_heads, seqlen_q, seqlen_k], for debugging small
-                            shapes: softmax after dropout; dense batches only; f64 if the
-                            inputs are */
+  headrace_tensor probs; /**< f32 out [batch, num_heads, seqlen_q, seqlen_k] (f64 if inputs are),
+                            for debugging small dense batches: softmax after dropout */
   headrace_tensor block_table; /**< i32 [batch, max_pages], rows contiguous: key j of sequence b is
                                   slot j % page_size of page block_table[b, j / page_size]. k is
                                   then [num_pages, page_size, num_kv_heads, head_dim] and v
@@ -260,8 +258,10 @@ typedef struct headrace_attention_tensors {
                                 to max_pages * page_size; dense: to seqlen_k; ragged: to the rows
                                 of the sequence). Keys behind them may hold anything. Required with
                                 block_table; forward only */
-  const headrace_quantised_kv* quantised; /**< scales and recent keys of quantised k and v; NULL:
-                                             none */
+  const headrace_quantised_kv* quantised; /**< scales and recent keys of k and v; NULL: none */
+  headrace_tensor page_indptr; /**< i32 [batch + 1]: block_table is then [num_entries] (CSR), and
+                                  sequence b has its entries page_indptr[b] to page_indptr[b + 1] -
+                                  1. Set max_seqlen_k too: it is else num_entries * page_size */
 } headrace_attention_tensors;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -353,7 +353,7 @@ typedef struct headrace_problem {
   int32_t has_seqused_k;     /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
   int64_t page_size;         /**< keys of a page; 0: k and v are not paged */
   int64_t num_pages;         /**< pages of k and v; not paged: 0 */
-  int64_t max_pages;         /**< columns of block_table; not paged: 0 */
+  int64_t max_pages;         /**< most pages of a sequence; not paged: 0 */
   int32_t k_dtype;           /**< headrace_dtype of k; -1: dtype */
   int32_t v_dtype;           /**< headrace_dtype of v; -1: dtype */
   int32_t k_scaling;         /**< headrace_scaling of k */

@@ -157,6 +157,9 @@ struct AttentionTensors {
   /// For keys in pages: i32 [batch, max_pages]. Key j of sequence b is slot j % page_size of page
   /// block_table[b, j / page_size]; k is [num_pages, page_size, num_kv_heads, head_dim], v alike.
   TensorView block_table{};
+  /// Then block_table is [num_entries], and sequence b has entries page_indptr[b] to
+  /// page_indptr[b + 1] - 1 of it, as in FlashInfer's kv_indptr and kv_indices: i32 [batch + 1].
+  TensorView page_indptr{};
   TensorView seqused_k{};  ///< i32 [batch]: keys of each sequence; required with block_table
   /// Scales and recent keys of codes, borrowed: a value that headrace_quantised_kv_init() filled.
   const headrace_quantised_kv* quantised = nullptr;
@@ -181,6 +184,7 @@ struct AttentionTensors {
     c.block_table = block_table;
     c.seqused_k = seqused_k;
     c.quantised = quantised;
+    c.page_indptr = page_indptr;
     return c;
   }
 };

@@ -55,7 +55,8 @@ typedef struct headrace_sparq_tensors {
                             keys of a sequence. Given: the keys that are not read count with the
                             mean value (step 3 of the paper). The paper leaves it out for grouped
                             heads */
-  headrace_tensor block_table; /**< i32 [batch, max_pages], as in headrace_attention_tensors */
+  headrace_tensor block_table; /**< i32 [batch, max_pages], as in headrace_attention_tensors without
+                                  page_indptr */
   headrace_tensor seqused_k;   /**< i32 [batch], as in headrace_attention_tensors; required with
                                   block_table */
   headrace_tensor indices; /**< written: i32 [batch, num_kv_heads, num_keys], the keys that step 2

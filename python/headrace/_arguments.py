@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Optional tensors of a call besides q, k and v, in the order in which they are passed around.
 EXTRA_NAMES = (
-    "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks", "block_table", "seqused_k",
-    *QUANTISED_NAMES,
+    "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks", "block_table", "page_indptr",
+    "seqused_k", *QUANTISED_NAMES,
 )  # fmt: skip
 LAYOUTS = ("bshd", "bhsd")
 

@@ -9,16 +9,9 @@ import numpy as np
 
 from . import _devices, _plans, _structs, _views
 from ._arguments import (
-    EXTRA_NAMES,
-    dropout_words,
-    is_heads_first,
-    lse_shape,
-    make_options,
-    out_shape,
-    probs_shape,
-    refuse_probs_of_pages,
+    EXTRA_NAMES, dropout_words, is_heads_first, lse_shape, make_options, out_shape, probs_shape, refuse_probs_of_pages,
     swapped_heads,
-)
+)  # fmt: skip
 from ._library import LIBRARY, check as check_status
 from ._plans import Options, Support, View
 from ._views import TensorSpec, is_torch
@@ -38,6 +31,7 @@ if TYPE_CHECKING:
         cu_seqlens_q: Any
         cu_seqlens_k: Any
         block_table: Any
+        page_indptr: Any
         seqused_k: Any
         k_scale: Any
         v_scale: Any
@@ -201,6 +195,7 @@ def attention(
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     block_table: Any = None,
+    page_indptr: Any = None,
     seqused_k: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -248,6 +243,9 @@ def attention(
             block_table[b, j // page_size]. k and v are then [num_pages, page_size, num_kv_heads, dim] (with
             layout="bhsd" [num_pages, num_kv_heads, page_size, dim]), cu_seqlens_k is absent, and max_seqlen_k is
             optional. Needs seqused_k.
+        page_indptr: i32 [batch + 1]: block_table is then [num_entries], and its entries page_indptr[b] to
+            page_indptr[b + 1] - 1 are the pages of sequence b (FlashInfer's kv_indptr and kv_indices). Pass
+            max_seqlen_k, which is else num_entries * page_size; then block_table may be longer than it is used.
         seqused_k: i32 [batch]: the keys of each sequence that are used; those behind them may hold anything.
         k_scale, v_scale: of quantised k and v, whose arrays are codes: int8, float8_e4m3fn (ml_dtypes), or uint8 with
             two 4-bit codes of values -8 to 7 in a byte, [.., dim / 2]. f32, one for each key and head (the shape of k
@@ -277,8 +275,8 @@ def attention(
         TypeError: an argument is not an array.
     """
     given = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale,
-        v_scale, k_recent, v_recent, recent_table,
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, page_indptr, seqused_k,
+        k_scale, v_scale, k_recent, v_recent, recent_table,
     )  # fmt: skip
     extras = dict(zip(EXTRA_NAMES, given, strict=True))
     arguments: dict[str, Any] = {

@@ -92,6 +92,7 @@ TENSOR_NAMES = (
     "probs",
     "block_table",
     "seqused_k",
+    "page_indptr",  # behind `quantised`
 )
 
 
@@ -105,8 +106,9 @@ class QuantisedKv(ctypes.Structure):
 class AttentionTensors(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
-        *((name, Tensor) for name in TENSOR_NAMES),
+        *((name, Tensor) for name in TENSOR_NAMES[:-1]),
         ("quantised", ctypes.c_void_p),
+        (TENSOR_NAMES[-1], Tensor),
     ]
 
 

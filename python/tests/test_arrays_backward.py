@@ -161,8 +161,9 @@ def test_pytorch_tensors_are_refused_with_the_remedy(rng):
 
 def test_the_arguments_are_those_of_attention():
     forward, backward = (inspect.signature(f).parameters for f in (headrace.attention, headrace.attention_backward))
-    of_forward_alone = {"num_splits", "strict_rows", "return_lse", "return_probs", "probs", "block_table", "seqused_k"}
-    of_forward_alone |= {"k_scale", "v_scale", "k_recent", "v_recent", "recent_table", "max_shared_prefix"}
+    of_forward_alone = {"num_splits", "strict_rows", "return_lse", "return_probs", "probs", "max_shared_prefix"}
+    of_forward_alone |= {"block_table", "page_indptr", "seqused_k"}
+    of_forward_alone |= {"k_scale", "v_scale", "k_recent", "v_recent", "recent_table"}
     assert forward.keys() - backward.keys() == of_forward_alone
     for name in forward.keys() & backward.keys() - {"out", "lse"}:
         assert forward[name].default == backward[name].default and forward[name].kind == backward[name].kind

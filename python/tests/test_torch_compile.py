@@ -67,7 +67,7 @@ def test_compiled_plain_sdpa_reaches_us(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_operator_passes_pytorchs_own_checks(device):
     q, k, v = qkv(device)
-    nothing = (None,) * 15
+    nothing = (None,) * 16
     options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False, False, 0)
     for layout, lse, probs in ((False, True, False), (True, False, False), (False, True, True)):
         tensors = tuple(x.transpose(1, 2) for x in (q, k, v)) if layout else (q, k, v)

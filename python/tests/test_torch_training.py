@@ -158,14 +158,14 @@ def test_the_backward_passes_pytorchs_own_checks(device):
     q, k, v = qkv(device)
     bias, sinks = make((1, 4, 1, 29), device=device), make((4,), device=device)
     options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False, False, 0)
-    for extras, with_dlse in (((None,) * 15, False), ((None, None, None, bias, None, None, sinks, *(None,) * 8), True)):
+    for extras, with_dlse in (((None,) * 16, False), ((None, None, None, bias, None, None, sinks, *(None,) * 9), True)):
         out, lse, _ = torch.ops.headrace.attention(q, k, v, *extras, *options, False, True, False)
         dlse = make(tuple(lse.shape), device=device) if with_dlse else None
         arguments = (torch.ones_like(out), dlse, q, k, v, out, lse, *extras, *options, False)
         torch.library.opcheck(torch.ops.headrace.attention_backward.default, arguments)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(
-        torch.ops.headrace.attention.default, (*leaves, *(None,) * 15, *options, False, True, False)
+        torch.ops.headrace.attention.default, (*leaves, *(None,) * 16, *options, False, True, False)
     )
 
 

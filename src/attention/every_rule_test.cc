@@ -86,16 +86,18 @@ struct CodesCall {
   }
   std::vector<Role> roles() {
     const bool has_words = has_zero_points(static_cast<DType>(t.k.dtype));
-    std::vector<Role> all = {{"q", &t.q, true, false, true},
-                             {"k", &t.k, true, false, true},
-                             {"v", &t.v, true, false, true},
-                             {"out", &t.out, true, true},
-                             {"lse", &t.lse, false, true},
-                             {"cu_seqlens_q", &t.cu_seqlens_q, false, false, true},
-                             {"block_table", &t.block_table, true, false, true, 1},
-                             {"seqused_k", &t.seqused_k},
-                             {"k_scale", &x.k_scale, has_words},
-                             {"v_scale", &x.v_scale, has_words}};
+    std::vector<Role> all = {
+        {"q", &t.q, true, false, true},
+        {"k", &t.k, true, false, true},
+        {"v", &t.v, true, false, true},
+        {"out", &t.out, true, true},
+        {"lse", &t.lse, false, true},
+        {"cu_seqlens_q", &t.cu_seqlens_q, false, false, true},
+        {"block_table", &t.block_table, true, false, true, t.page_indptr.rank == 0 ? 1 : 0},
+        {"seqused_k", &t.seqused_k},
+        {"k_scale", &x.k_scale, has_words},
+        {"v_scale", &x.v_scale, has_words}};
+    if (t.page_indptr.rank != 0) all.push_back({"page_indptr", &t.page_indptr, true});
     if (x.k_recent.rank == 0) return all;
     all.push_back({"k_recent", &x.k_recent, true, false, true});
     all.push_back({"v_recent", &x.v_recent, true, false, true});
@@ -125,6 +127,7 @@ TEST(EveryRule, OfCodes) {
       c.head_dim = c.head_dim_v = 64;
       c.page_size = 32;
       c.group = has_recent ? 32 : 0;
+      c.has_page_indptr = codes == DType::i4x2;
       testing::expect_every_rule([&] { return std::make_unique<CodesCall>(c); });
     }
 }

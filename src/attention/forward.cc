@@ -37,6 +37,8 @@ Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream 
   on_host.ragged = {.cu_seqlens_q = host.value().cu_seqlens_q.data(),
                     .cu_seqlens_k = host.value().cu_seqlens_k.data()};
   on_host.paged.block_table = host.value().block_table.data();
+  if (args.paged.page_indptr != nullptr)
+    on_host.paged.page_indptr = host.value().page_indptr.data();
   on_host.paged.seqused_k = host.value().seqused_k.data();
   return validate_lengths(plan.problem, on_host);
 }

@@ -1,4 +1,6 @@
 // Pointers and strides of a validated call, and the check of cu_seqlens.
+#include <algorithm>
+
 #include "attention/tensor_checks.h"
 #include "attention/validate.h"
 #include "base/math.h"
@@ -56,6 +58,15 @@ ScaleOperand make_scale(const headrace_tensor& tensor, std::int32_t scaling) {
           .stride_head = stride_of(tensor, last)};
 }
 
+void add_page_indptr(const headrace_attention_tensors& t, PagedKeys& paged) {
+  paged.page_indptr = static_cast<const std::int32_t*>(t.page_indptr.data);
+  // No offset reaches what lies behind.
+  paged.num_entries =
+      static_cast<std::int32_t>(std::min<std::int64_t>(t.block_table.shape[0], INT32_MAX));
+  // A table without entries may be null, which kernels take for keys that are not in pages.
+  if (paged.block_table == nullptr) paged.block_table = paged.page_indptr;
+}
+
 Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int64_t batch,
                      std::int64_t total, std::int64_t max_seqlen) {
   if (cu_seqlens[0] != 0)
@@ -84,8 +95,54 @@ Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int6
   return std::nullopt;
 }
 
-// seqused_k, and the entries of block_table that it makes used.
+// The sequences' entries of block_table follow each other in it.
+Status check_page_indptr(const Problem& p, const PagedKeys& paged) {
+  const std::int32_t* offsets = paged.page_indptr;
+  if (offsets[0] < 0)
+    return invalid_argument(
+        "page_indptr[0]={}: must not be negative, because the first sequence begins at that entry "
+        "of block_table; pass prefix sums of the numbers of pages",
+        offsets[0]);
+  for (std::int64_t i = 0; i < p.batch; ++i)
+    if (offsets[i + 1] < offsets[i])
+      return invalid_argument(
+          "page_indptr[{}]={} after page_indptr[{}]={}: must not decrease; pass prefix sums of the "
+          "numbers of pages",
+          i + 1, offsets[i + 1], i, offsets[i]);
+  if (offsets[p.batch] > paged.num_entries)
+    return invalid_argument(
+        "page_indptr[{}]={}: must be at most {}, the entries of block_table; pass prefix sums of "
+        "the numbers of pages and a block_table of all pages",
+        p.batch, offsets[p.batch], paged.num_entries);
+  return std::nullopt;
+}
+
+// The entries of block_table that `used` keys of a sequence make used.
+Status check_used_pages(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx,
+                        std::int64_t used) {
+  const std::int32_t* offsets = args.paged.page_indptr;
+  const std::int64_t needed = ceil_div(used, p.page_size), i = batch_idx;
+  if (offsets != nullptr && needed > std::int64_t{offsets[i + 1]} - offsets[i])
+    return invalid_argument(
+        "page_indptr[{}]={} after page_indptr[{}]={}: must be at least {} more, the pages (of {} "
+        "keys) that seqused_k[{}]={} makes used; pass the pages of all keys of the sequence",
+        i + 1, offsets[i + 1], i, offsets[i], needed, p.page_size, i, used);
+  const std::int32_t* pages = pages_of(args.paged, sequence_of(p, args, i), i);
+  for (std::int64_t j = 0; j < needed; ++j) {
+    if (pages[j] >= 0 && pages[j] < p.num_pages) continue;
+    const std::string entry =
+        offsets == nullptr ? format_text("{}, {}", i, j) : format_text("{}", offsets[i] + j);
+    return invalid_argument(
+        "block_table[{}]={}: must be 0 to {}, a page of k and v, because seqused_k[{}]={} uses it; "
+        "pass the page that holds keys {} and the next",
+        entry, pages[j], p.num_pages - 1, i, used, j * p.page_size);
+  }
+  return std::nullopt;
+}
+
+// seqused_k and the pages of those keys.
 Status check_used_keys(const Problem& p, const AttentionArgs& args) {
+  if (args.paged.page_indptr != nullptr) HEADRACE_TRY(check_page_indptr(p, args.paged));
   for (std::int64_t i = 0; i < p.batch; ++i) {
     const std::int64_t used = args.paged.seqused_k[i * args.paged.seqused_stride];
     const std::int64_t rows = has_ragged_keys(p) ? args.ragged.cu_seqlens_k[i + 1] -
@@ -96,15 +153,7 @@ Status check_used_keys(const Problem& p, const AttentionArgs& args) {
           "seqused_k[{}]={}: must be 0 to {}, the most keys that the sequence can have; pass the "
           "number of its keys",
           i, used, rows);
-    if (!has_pages(p)) continue;
-    const std::int32_t* pages = args.paged.block_table + i * args.paged.stride_batch;
-    for (std::int64_t j = 0; j < ceil_div(used, p.page_size); ++j) {
-      if (pages[j] < 0 || pages[j] >= p.num_pages)
-        return invalid_argument(
-            "block_table[{}, {}]={}: must be 0 to {}, a page of k and v, because seqused_k[{}]={} "
-            "uses it; pass the page that holds keys {} and the next",
-            i, j, pages[j], p.num_pages - 1, i, used, j * p.page_size);
-    }
+    if (has_pages(p)) HEADRACE_TRY(check_used_pages(p, args, i, used));
   }
   return std::nullopt;
 }
@@ -149,7 +198,10 @@ AttentionArgs make_args(const Problem& p, const headrace_attention_tensors& t,
   }
   if (has_pages(p)) {
     args.paged.block_table = static_cast<const std::int32_t*>(t.block_table.data);
-    args.paged.stride_batch = stride_of(t.block_table, 0);
+    if (is_given(t.page_indptr))
+      add_page_indptr(t, args.paged);
+    else
+      args.paged.stride_batch = stride_of(t.block_table, 0);
   }
   if (p.has_seqused_k) {
     args.paged.seqused_k = static_cast<const std::int32_t*>(t.seqused_k.data);

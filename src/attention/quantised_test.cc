@@ -74,6 +74,23 @@ std::vector<const Kernel*> kernels() {
   return found;
 }
 
+TEST(Quantised, PageIndptrHasTheBitsOfABlockTable) {
+  Random random(12);
+  for (const Kernel* kernel : kernels())
+    for (int i = 0; i < 60; ++i) {
+      const std::vector<DType> dtypes = built_dtypes();
+      QuantisedCase c = testing::random_quantised_case(
+          random, dtypes[static_cast<std::size_t>(i) % dtypes.size()]);
+      QuantisedCall of_table(c);
+      c.has_page_indptr = true;
+      QuantisedCall of_entries(c);
+      ASSERT_EQ(run_on(*kernel, of_table, 2), "") << kernel->name << ": " << text_of(c);
+      ASSERT_EQ(run_on(*kernel, of_entries, 2), "") << kernel->name << ": " << text_of(c);
+      ASSERT_EQ(of_entries.out(), of_table.out()) << kernel->name << ": " << text_of(c);
+      ASSERT_EQ(of_entries.lse(), of_table.lse()) << kernel->name << ": " << text_of(c);
+    }
+}
+
 TEST(Quantised, EveryKernelAgreesWithTheDequantisedKeys) {
   const std::vector<DType> dtypes = built_dtypes();
   int num_run = 0;

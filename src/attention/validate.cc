@@ -95,6 +95,17 @@ Status check_operand_shape(const NamedTensor& x, const Problem& p, const Operand
   return check_shape(x.name, *x.tensor, std::span(layout).subspan(p.is_ragged ? 1 : 0));
 }
 
+// The most keys and pages of a sequence. With page_indptr the size of the table is no part of a
+// plan that has max_seqlen_k.
+void read_page_bounds(const Tensors& t, const Options& options, Problem& p) {
+  const bool has_indptr = is_given(t.page_indptr);
+  p.max_pages = t.block_table.shape[has_indptr ? 0 : 1];
+  p.seqlen_k = std::min(saturating_product({p.max_pages, p.page_size}), kMaxLength);
+  if (options.max_seqlen_k != 0)
+    p.seqlen_k = has_indptr ? options.max_seqlen_k : std::min(p.seqlen_k, options.max_seqlen_k);
+  if (has_indptr) p.max_pages = ceil_div(p.seqlen_k, p.page_size);
+}
+
 void read_sizes(const Tensors& t, const Options& options, Problem& p) {
   if (p.is_ragged) {
     p.total_q = t.q.shape[0];
@@ -105,9 +116,7 @@ void read_sizes(const Tensors& t, const Options& options, Problem& p) {
   if (is_given(t.block_table)) {
     p.num_pages = t.k.shape[0];
     p.page_size = t.k.shape[1];
-    p.max_pages = t.block_table.shape[1];
-    p.seqlen_k = std::min(saturating_product({p.max_pages, p.page_size}), kMaxLength);
-    if (options.max_seqlen_k != 0) p.seqlen_k = std::min(p.seqlen_k, options.max_seqlen_k);
+    read_page_bounds(t, options, p);
   } else if (p.is_ragged) {
     p.total_k = t.k.shape[0];
   } else {
@@ -164,16 +173,35 @@ Status check_used_keys(const Tensors& t, Problem& p) {
   if (!p.has_seqused_k)
     return invalid_argument(
         "seqused_k: not given, but block_table is; pass i32 [batch], the keys of each sequence");
+  if (is_given(t.page_indptr)) {
+    const Axis offsets{"batch + 1", p.batch + 1, "q"};
+    return check_shape("page_indptr", t.page_indptr, {&offsets, 1});
+  }
   const Axis layout[] = {batch, {"max_pages", p.max_pages, "block_table"}};
   return check_shape("block_table", t.block_table, layout);
 }
 
 // Before q, k and v, whose layout it determines.
 Status check_block_table(const Tensors& t) {
-  if (!is_given(t.block_table)) return std::nullopt;
-  HEADRACE_TRY(check_view("block_table", t.block_table, 2, "i32 [batch, max_pages]"));
+  const bool has_indptr = is_given(t.page_indptr);
+  if (!is_given(t.block_table)) {
+    if (!has_indptr) return std::nullopt;
+    return invalid_argument(
+        "page_indptr: given without block_table, whose entries it divides among the sequences; "
+        "pass the pages of all sequences in block_table, i32 [num_entries], or leave page_indptr "
+        "out");
+  }
+  HEADRACE_TRY(check_view("block_table", t.block_table, has_indptr ? 1 : 2,
+                          has_indptr
+                              ? "i32 [num_entries] (page_indptr is given)"
+                              : "i32 [batch, max_pages], or [num_entries] with page_indptr"));
   HEADRACE_TRY(check_dtype("block_table", t.block_table, DType::i32, ""));
-  return check_inner_stride("block_table", t.block_table, "max_pages");
+  HEADRACE_TRY(
+      check_inner_stride("block_table", t.block_table, has_indptr ? "num_entries" : "max_pages"));
+  if (!has_indptr) return std::nullopt;
+  HEADRACE_TRY(check_view("page_indptr", t.page_indptr, 1, "i32 [batch + 1]"));
+  HEADRACE_TRY(check_dtype("page_indptr", t.page_indptr, DType::i32, ""));
+  return check_inner_stride("page_indptr", t.page_indptr, "batch + 1");
 }
 
 // lse and probs: f32; f64 for f64 inputs.
@@ -398,6 +426,7 @@ Result<Problem> validate(const Tensors& t, const Options& options) {
                                 {"cu_seqlens_q", &t.cu_seqlens_q},
                                 {"cu_seqlens_k", &t.cu_seqlens_k},
                                 {"block_table", &t.block_table},
+                                {"page_indptr", &t.page_indptr},
                                 {"seqused_k", &t.seqused_k},
                                 {"alibi_slopes", &t.alibi_slopes},
                                 {"bias", &t.bias},
@@ -410,11 +439,11 @@ Result<Problem> validate(const Tensors& t, const Options& options) {
                                 {"v_recent", &q.v_recent},
                                 {"recent_table", &q.recent_table}};
   const NamedTensor outputs[] = {{"out", &t.out}, {"lse", &t.lse}, {"probs", &t.probs}};
-  constexpr std::size_t kNumPlain = 12;  // inputs without those of `quantised`
+  constexpr std::size_t kNumPlain = 13;  // inputs without those of `quantised`
   const std::span given =
       std::span(inputs).first(t.quantised == nullptr ? kNumPlain : std::size(inputs));
   read_layout(std::array{inputs[0], inputs[1], inputs[2], outputs[0]}, p);
-  if (t.quantised != nullptr) read_layout(std::span(inputs).subspan(14, 2), p);
+  if (t.quantised != nullptr) read_layout(std::span(inputs).subspan(kNumPlain + 2, 2), p);
   if (auto bad = check_devices(t.q, given)) return std::move(*bad);
   if (auto bad = check_devices(t.q, outputs)) return std::move(*bad);
   if (auto bad = complete_problem(p)) return std::move(*bad);

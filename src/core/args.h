@@ -26,7 +26,11 @@ struct Ragged {
 struct PagedKeys {
   const std::int32_t* block_table = nullptr;  // [batch][max_pages], rows contiguous
   std::int64_t stride_batch = 0;              // of block_table
-  const std::int32_t* seqused_k = nullptr;    // [batch]; also given without pages
+  // Null, or block_table is [num_entries] with stride 0, in which a sequence has the entries from
+  // page_indptr[batch_idx] to before page_indptr[batch_idx + 1].
+  const std::int32_t* page_indptr = nullptr;  // [batch + 1]
+  std::int32_t num_entries = 0;
+  const std::int32_t* seqused_k = nullptr;  // [batch]; also given without pages
   std::int64_t seqused_stride = 0;
 };
 
@@ -93,7 +97,9 @@ struct AttentionArgs {
 
 // Position and length of one sequence. Dense: a batch entry; ragged: its rows in q and k.
 struct Sequence {
-  std::int64_t row_q = 0, row_k = 0;  // first row; dense: 0, the batch axis has a stride
+  // First row; dense: 0, the batch axis has a stride. Of k in pages: its first entry in its row of
+  // block_table, 0 without page_indptr.
+  std::int64_t row_q = 0, row_k = 0;
   std::int64_t seqlen_q = 0, seqlen_k = 0;
 };
 
@@ -111,6 +117,7 @@ inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::in
   }
   if (p.has_seqused_k)
     sequence.seqlen_k = args.paged.seqused_k[batch_idx * args.paged.seqused_stride];
+  if (args.paged.page_indptr != nullptr) sequence.row_k = args.paged.page_indptr[batch_idx];
   return sequence;
 }
 
@@ -125,12 +132,18 @@ constexpr std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std:
   return batch_idx * x.stride_batch + row * x.stride_seq + head * x.stride_head;
 }
 
+// The pages of a sequence.
+constexpr const std::int32_t* pages_of(const PagedKeys& paged, const Sequence& sequence,
+                                       std::int64_t batch_idx) {
+  return paged.block_table + batch_idx * paged.stride_batch + sequence.row_k;
+}
+
 // Element offset of a key of a sequence in k or v.
 constexpr std::int64_t key_offset(const Problem& p, const PagedKeys& paged, const Operand& x,
                                   const Sequence& sequence, std::int64_t batch_idx,
                                   std::int64_t key, std::int64_t kv_head) {
   if (!has_pages(p)) return row_offset(x, batch_idx, sequence.row_k + key, kv_head);
-  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
+  const std::int64_t page = pages_of(paged, sequence, batch_idx)[key / p.page_size];
   return row_offset(x, page, key % p.page_size, kv_head);
 }
 
@@ -160,11 +173,10 @@ struct ScaleWords {
   std::int64_t channels = 1;
 };
 constexpr ScaleWords scale_words(const Problem& p, const AttentionArgs& args,
-                                 std::int64_t batch_idx, std::int64_t key, std::int64_t kv_head,
-                                 bool is_of_k) {
+                                 const Sequence& sequence, std::int64_t batch_idx, std::int64_t key,
+                                 std::int64_t kv_head, bool is_of_k) {
   const ScaleOperand& scale = is_of_k ? args.k_scale : args.v_scale;
-  const std::int64_t page =
-      args.paged.block_table[batch_idx * args.paged.stride_batch + key / p.page_size];
+  const std::int64_t page = pages_of(args.paged, sequence, batch_idx)[key / p.page_size];
   const std::int64_t row = key % p.page_size / (is_of_k ? kZeroPointGroup : 1);
   return {static_cast<const std::uint32_t*>(scale.data) + page * scale.stride_batch +
               row * scale.stride_seq + kv_head * scale.stride_head,

@@ -47,13 +47,15 @@ void expect_bits_of_contiguous(const Target& target, DType dtype, std::int64_t q
   options.max_seqlen_k = kKeys.back();
   ASSERT_EQ(run_on(target, tensors, options), "");
   for (const std::int64_t page_size : {1, 3, 16, 64, 256}) {
-    for (const bool is_head_major : {false, true}) {
-      PagedCall call =
-          in_pages(tensors, options, kKeys, {page_size, is_head_major}, Guard::after, random);
+    for (const auto& [is_head_major, has_indptr] :
+         {std::pair{false, false}, {true, false}, {false, true}}) {
+      SCOPED_TRACE(format_text("pages of {}, {} {}", page_size, is_head_major, has_indptr));
+      PagedCall call = in_pages(tensors, options, kKeys, {page_size, is_head_major, has_indptr},
+                                Guard::after, random);
       got.bytes.assign(got.bytes.size(), kSentinelByte);
       call.tensors.out.data = got.bytes.data();
       EXPECT_EQ(run_on(target, call.tensors, call.options), "");
-      EXPECT_EQ(got.bytes, expected.bytes) << page_size << " " << is_head_major;
+      EXPECT_EQ(got.bytes, expected.bytes);
       // Dense queries have the same bits.
       call.tensors.cu_seqlens_q = headrace_tensor{};
       call.tensors.q = TensorView(q.bytes.data(), dtype, {batch, queries, heads, kDim});
@@ -61,7 +63,7 @@ void expect_bits_of_contiguous(const Target& target, DType dtype, std::int64_t q
       call.options.max_seqlen_q = 0;
       got.bytes.assign(got.bytes.size(), kSentinelByte);
       EXPECT_EQ(run_on(target, call.tensors, call.options), "");
-      EXPECT_EQ(got.bytes, expected.bytes) << page_size << " " << is_head_major << " dense";
+      EXPECT_EQ(got.bytes, expected.bytes) << "dense";
     }
   }
 }

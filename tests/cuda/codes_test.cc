@@ -22,10 +22,11 @@ class DeviceCall {
     for (const QuantisedCall::Memory& memory : call.memory()) copies_.emplace_back(memory);
     quantised_ = *tensors_.quantised;
     tensors_.quantised = &quantised_;
-    for (headrace_tensor* x : {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.out, &tensors_.lse,
-                               &tensors_.cu_seqlens_q, &tensors_.block_table, &tensors_.seqused_k,
-                               &quantised_.k_scale, &quantised_.v_scale, &quantised_.k_recent,
-                               &quantised_.v_recent, &quantised_.recent_table})
+    for (headrace_tensor* x :
+         {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.out, &tensors_.lse,
+          &tensors_.cu_seqlens_q, &tensors_.block_table, &tensors_.page_indptr, &tensors_.seqused_k,
+          &quantised_.k_scale, &quantised_.v_scale, &quantised_.k_recent, &quantised_.v_recent,
+          &quantised_.recent_table})
       if (x->rank > 0) to_device(*x);
   }
 
@@ -146,6 +147,22 @@ TEST(CudaCodes, TheFastKernelAgrees) {
   Random random(22);
   for (int i = 0; i < 300; ++i) {
     expect_agreement(fast_case(random));
+  }
+}
+
+TEST(CudaCodes, PageIndptrHasTheBitsOfABlockTable) {
+  HEADRACE_NEEDS_GPU(80);
+  Random random(23);
+  for (int i = 0; i < 200; ++i) {
+    QuantisedCase c = i % 4 == 0 ? random_quantised_case(random, DType::bf16) : fast_case(random);
+    const Kernel& kernel = kernel_named(i % 4 == 0 ? "cuda_simple" : "cuda_sm80_codes");
+    QuantisedCall of_table(c);
+    c.has_page_indptr = true;
+    QuantisedCall of_entries(c);
+    ASSERT_EQ(DeviceCall(of_table).run(kernel), "") << text_of(c);
+    ASSERT_EQ(DeviceCall(of_entries).run(kernel), "") << text_of(c);
+    ASSERT_EQ(of_entries.out(), of_table.out()) << text_of(c);
+    ASSERT_EQ(of_entries.lse(), of_table.lse()) << text_of(c);
   }
 }
 

@@ -25,6 +25,7 @@ struct Sizes {
 struct Pages {
   std::int64_t size;
   bool is_hnd;  // [page][head][slot][dim]
+  bool has_indptr = false;
 };
 
 // Rows of out and of the lse of a sequence, [queries][heads].
@@ -77,7 +78,8 @@ class Batch {
                           std::uint32_t num_units = 0) const {
     const Layout layout = lay_out(pages);
     const OnDevice<unsigned char> k(fill(k_, pages, layout)), v(fill(v_, pages, layout));
-    const OnDevice<std::int32_t> table(layout.table), used(layout.used);
+    const OnDevice<std::int32_t> table(pages.has_indptr ? layout.entries : layout.table),
+        indptr(layout.indptr), used(layout.used);
     std::vector<unsigned char> q;
     std::vector<std::int32_t> cu = {0};
     for (std::int64_t b = 0; b < s_.batch(); ++b) {
@@ -98,6 +100,12 @@ class Batch {
     t.block_table = on_device(table.data(), DType::i32, {s_.batch(), layout.columns});
     t.seqused_k = on_device(used.data(), DType::i32, {s_.batch()});
     AttentionOptions with_bounds = options;
+    if (pages.has_indptr) {
+      const auto num_entries = static_cast<std::int64_t>(layout.entries.size());
+      t.block_table = on_device(table.data(), DType::i32, {num_entries});
+      t.page_indptr = on_device(indptr.data(), DType::i32, {s_.batch() + 1});
+      with_bounds.max_seqlen_k = s_.longest();
+    }
     if (is_ragged) {
       t.q = on_device(q_device.data(), s_.dtype, {cu.back(), s_.heads, s_.dim});
       t.cu_seqlens_q = on_device(cu_device.data(), DType::i32, {s_.batch() + 1});
@@ -114,6 +122,7 @@ class Batch {
   struct Layout {
     std::int64_t num_pages, columns;
     std::vector<std::int32_t> table, used;
+    std::vector<std::int32_t> entries, indptr;  // the same table with rows of any length
   };
 
   static std::size_t idx(std::int64_t i) { return static_cast<std::size_t>(i); }
@@ -140,6 +149,16 @@ class Batch {
             i < shared ? x.table[idx((b - 1) * x.columns + i)]
                        : static_cast<std::int32_t>(next++ * step % x.num_pages);
     }
+    // Entries of no sequence, and some that their sequence does not use.
+    x.entries.assign(2, kGarbage);
+    for (std::int64_t b = 0; b < s_.batch(); ++b) {
+      x.indptr.push_back(static_cast<std::int32_t>(x.entries.size()));
+      const std::int64_t used_pages = (s_.lengths[idx(b)] + pages.size - 1) / pages.size;
+      for (std::int64_t i = 0; i < used_pages + b % 2; ++i)
+        x.entries.push_back(x.table[idx(b * x.columns + i)]);
+    }
+    x.indptr.push_back(static_cast<std::int32_t>(x.entries.size()));
+    x.entries.push_back(kGarbage);
     return x;
   }
 

@@ -27,7 +27,8 @@ constexpr headrace_tensor Tensors::*kInputs[] = {&Tensors::q,           &Tensors
                                                  &Tensors::bias,        &Tensors::mask,
                                                  &Tensors::tree_mask,   &Tensors::cu_seqlens_k,
                                                  &Tensors::sinks,       &Tensors::alibi_slopes,
-                                                 &Tensors::block_table, &Tensors::seqused_k};
+                                                 &Tensors::block_table, &Tensors::seqused_k,
+                                                 &Tensors::page_indptr};
 constexpr headrace_tensor Tensors::*kOutputs[] = {&Tensors::out, &Tensors::lse, &Tensors::probs};
 constexpr headrace_tensor Gradients::*kGradientInputs[] = {&Gradients::dout, &Gradients::dlse};
 constexpr headrace_tensor Gradients::*kGradientOutputs[] = {

@@ -11,6 +11,7 @@ namespace headrace::testing {
 namespace {
 
 constexpr std::int64_t kSpareColumns = 2;  // of block_table, never read
+constexpr std::int64_t kSpareEntries = 3;  // before the first sequence and behind the last one
 constexpr std::int32_t kNoPage = 2147480000;
 
 // The pages of each sequence, as a block_table.
@@ -41,6 +42,26 @@ Table shuffled_table(const std::vector<std::int32_t>& lengths, std::int64_t long
   return table;
 }
 
+// The same table with rows of any length, some longer than their keys need. Nothing where no
+// sequence has keys: max_seqlen_k is 0 then, for which calls take all entries.
+struct Entries {
+  std::vector<std::int32_t> pages, offsets;
+};
+Entries entries_of(const Table& table, const std::vector<std::int32_t>& lengths,
+                   std::int64_t page_size) {
+  if (table.columns == 0) return {{}, std::vector<std::int32_t>(lengths.size() + 1, 0)};
+  Entries x{std::vector<std::int32_t>(kSpareEntries, kNoPage), {}};
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    const auto row = table.pages.begin() + static_cast<std::int64_t>(b) * table.columns;
+    x.offsets.push_back(static_cast<std::int32_t>(x.pages.size()));
+    x.pages.insert(x.pages.end(), row, row + ceil_div(std::int64_t{lengths[b]}, page_size));
+    if (b % 3 == 1) x.pages.push_back(kNoPage);
+  }
+  x.offsets.push_back(static_cast<std::int32_t>(x.pages.size()));
+  x.pages.insert(x.pages.end(), kSpareEntries, kNoPage);
+  return x;
+}
+
 headrace_tensor add(PagedCall& call, std::int32_t dtype, std::initializer_list<std::int64_t> shape,
                     Guard guard) {
   std::int64_t count = 1;
@@ -50,6 +71,13 @@ headrace_tensor add(PagedCall& call, std::int32_t dtype, std::initializer_list<s
   GuardedBuffer memory(bytes, guard, kNanByte);
   const TensorView view(memory.data(), static_cast<DType>(dtype), shape);
   call.memory.push_back(std::move(memory));
+  return view;
+}
+
+headrace_tensor add_list(PagedCall& call, const std::vector<std::int32_t>& list,
+                         std::initializer_list<std::int64_t> shape, Guard guard) {
+  const headrace_tensor view = add(call, static_cast<std::int32_t>(DType::i32), shape, guard);
+  if (!list.empty()) std::memcpy(view.data, list.data(), list.size() * sizeof list[0]);
   return view;
 }
 
@@ -92,7 +120,7 @@ headrace_tensor pages_of(PagedCall& call, const headrace_tensor& x, const Table&
 
 PageLayout random_page_layout(Random& random) {
   constexpr std::int64_t kSizes[] = {1, 2, 3, 4, 8, 16, 32, 64, 100, 128, 256, 1000};
-  return {random.pick(kSizes), random.chance(50)};
+  return {random.pick(kSizes), random.chance(50), random.chance(30)};
 }
 
 PagedCall in_pages(const headrace_attention_tensors& tensors,
@@ -112,12 +140,15 @@ PagedCall in_pages(const headrace_attention_tensors& tensors,
   call.tensors.k = pages_of(call, tensors.k, table, lengths, first_rows, layout, guard);
   call.tensors.v = pages_of(call, tensors.v, table, lengths, first_rows, layout, guard);
   call.tensors.cu_seqlens_k = headrace_tensor{};
-  constexpr auto kI32 = static_cast<std::int32_t>(DType::i32);
-  call.tensors.block_table = add(call, kI32, {batch, table.columns}, guard);
-  if (!table.pages.empty())
-    std::memcpy(call.tensors.block_table.data, table.pages.data(), table.pages.size() * 4);
-  call.tensors.seqused_k = add(call, kI32, {batch}, guard);
-  if (batch > 0) std::memcpy(call.tensors.seqused_k.data, lengths.data(), lengths.size() * 4);
+  if (layout.has_indptr) {
+    const Entries x = entries_of(table, lengths, layout.page_size);
+    const auto num_entries = static_cast<std::int64_t>(x.pages.size());
+    call.tensors.block_table = add_list(call, x.pages, {num_entries}, guard);
+    call.tensors.page_indptr = add_list(call, x.offsets, {batch + 1}, guard);
+  } else {
+    call.tensors.block_table = add_list(call, table.pages, {batch, table.columns}, guard);
+  }
+  call.tensors.seqused_k = add_list(call, lengths, {batch}, guard);
   for (GuardedBuffer& memory : call.memory) memory.make_read_only();
   return call;
 }

@@ -27,7 +27,7 @@ struct QuantisedCase {
   std::int64_t page_size = 16, group = 16;  // group 0: no recent keys
   std::int64_t window_left = -1;
   bool is_head_major = false, has_per_sequence_scales = false, has_softcap = false;
-  bool strict_rows = false;
+  bool strict_rows = false, has_page_indptr = false;
   double k_scale = 1, v_scale = 1;  // times the scales of each sequence
   double q_scale = 1;               // standard deviation of elements of q
   std::uint64_t seed = 1;
@@ -125,6 +125,11 @@ class QuantisedCall {
     t.lse = TensorView(lse_.data(), DType::f32, {c_.num_heads, rows});
     t.cu_seqlens_q = TensorView(cu_q_.data(), DType::i32, {batch_ + 1});
     t.block_table = TensorView(block_table_.data(), DType::i32, {batch_, max_pages_});
+    if (c_.has_page_indptr) {
+      const auto num_entries = static_cast<std::int64_t>(entries_.size());
+      t.block_table = TensorView(entries_.data(), DType::i32, {num_entries});
+      t.page_indptr = TensorView(page_indptr_.data(), DType::i32, {batch_ + 1});
+    }
     t.seqused_k = TensorView(keys_.data(), DType::i32, {batch_});
     t.quantised = &quantised_;
     quantised_ = {};
@@ -181,7 +186,7 @@ class QuantisedCall {
     for (auto* x : {&k_scale_, &v_scale_})
       all.push_back({x->data(), x->size() * sizeof(std::uint32_t)});
     all.push_back({lse_.data(), lse_.size() * sizeof(float)});
-    for (auto* x : {&cu_q_, &keys_, &block_table_, &recent_table_})
+    for (auto* x : {&cu_q_, &keys_, &block_table_, &entries_, &page_indptr_, &recent_table_})
       all.push_back({x->data(), x->size() * sizeof(std::int32_t)});
     return all;
   }
@@ -283,8 +288,10 @@ class QuantisedCall {
     recent_table_.assign(at(batch_ * max_recent_), -5);
     std::vector<std::int32_t> pages = shuffled(num_pages_), recent = shuffled(num_recent_);
     for (std::int64_t b = 0; b < batch_; ++b) {
+      page_indptr_.push_back(static_cast<std::int32_t>(entries_.size()));
       for (std::int64_t i = 0; i < ceil(keys_[at(b)], c_.page_size); ++i) {
         block_table_[at(b * max_pages_ + i)] = pages.back();
+        entries_.push_back(pages.back());
         pages.pop_back();
       }
       for (std::int64_t i = 0; c_.group > 0 && i < num_groups(b); ++i) {
@@ -292,6 +299,7 @@ class QuantisedCall {
         recent.pop_back();
       }
     }
+    page_indptr_.push_back(static_cast<std::int32_t>(entries_.size()));
   }
   std::int64_t first_group(std::int64_t b) const {
     return (keys_[at(b)] - c_.queries[at(b)]) / c_.group;
@@ -451,6 +459,7 @@ class QuantisedCall {
   Random random_;
   std::int64_t batch_ = 0, max_pages_ = 0, num_pages_ = 0, max_recent_ = 0, num_recent_ = 0;
   std::vector<std::int32_t> cu_q_, keys_, block_table_, recent_table_;
+  std::vector<std::int32_t> entries_, page_indptr_;  // block_table_ with rows of any length
   std::vector<unsigned char> q_, k_, v_, k_recent_, v_recent_, out_;
   std::vector<std::uint32_t> k_scale_, v_scale_;
   std::vector<float> lse_;

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         cu_seqlens_q: torch.Tensor | None
         cu_seqlens_k: torch.Tensor | None
         block_table: torch.Tensor | None
+        page_indptr: torch.Tensor | None
         seqused_k: torch.Tensor | None
         k_scale: torch.Tensor | None
         v_scale: torch.Tensor | None
@@ -105,6 +106,7 @@ def attention(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
+    page_indptr: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
@@ -131,7 +133,7 @@ def attention(
         tree_mask: uint32 or int32.
         dropout_seed: None: seed and offset are drawn from torch's CPU generator.
         max_seqlen_q, max_seqlen_k: optional on the CPU.
-        block_table, seqused_k: as in headrace.attention; without gradients.
+        block_table, page_indptr, seqused_k: as in headrace.attention; without gradients.
         k_scale, v_scale, k_recent, v_recent, recent_table: of k and v of codes, int8, float8_e4m3fn or uint8 (int4); as
             in headrace.attention, without gradients.
         deterministic: gradients are bit-identical from run to run, as under
@@ -162,8 +164,8 @@ def attention(
         max_shared_prefix=max_shared_prefix,
     )
     given: Extras = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale,
-        v_scale, k_recent, v_recent, recent_table,
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, page_indptr, seqused_k,
+        k_scale, v_scale, k_recent, v_recent, recent_table,
     )  # fmt: skip
     if return_probs:
         refuse_probs_of_pages(block_table)

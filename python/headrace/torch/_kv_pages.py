@@ -38,6 +38,9 @@ def block_table_from_csr(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FlashInfer's page table (CSR) as block_table and seqused_k, on the same device.
 
+    attention() reads int32 tables as they are: block_table=kv_indices, page_indptr=kv_indptr. This function is for
+    those that take a block_table of one row length.
+
     Args:
         kv_indptr: int32 or int64 [batch + 1]; the pages of sequence b are kv_indices[kv_indptr[b] : kv_indptr[b + 1]].
         kv_indices: int32 or int64 [num_entries], page numbers.

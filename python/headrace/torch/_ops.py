@@ -25,8 +25,8 @@ _is_compiling = torch.compiler.is_compiling
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
-    "Tensor? tree_mask, Tensor? sinks, Tensor? block_table, Tensor? seqused_k, Tensor? k_scale, Tensor? v_scale, "
-    "Tensor? k_recent, Tensor? v_recent, Tensor? recent_table"
+    "Tensor? tree_mask, Tensor? sinks, Tensor? block_table, Tensor? page_indptr, Tensor? seqused_k, Tensor? k_scale, "
+    "Tensor? v_scale, Tensor? k_recent, Tensor? v_recent, Tensor? recent_table"
 )
 # In the order of _plans.Options.
 _OPTIONS = (

@@ -54,12 +54,13 @@ struct FreeScratch {
 using Scratch = std::unique_ptr<void, FreeScratch>;
 Result<Scratch> allocate_scratch(std::size_t bytes, int device_id, Stream stream);
 
-// cu_seqlens, seqused_k and block_table, as far as they are given, copied to the host with their
-// strides. Synchronises `stream`.
+// cu_seqlens, seqused_k, block_table and page_indptr, as far as they are given, copied to the host
+// with their strides. Synchronises `stream`.
 struct HostLengths {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [batch + 1]
   std::vector<std::int32_t> seqused_k;                   // [batch]
-  std::vector<std::int32_t> block_table;                 // [batch][max_pages]
+  std::vector<std::int32_t> block_table;                 // [batch][max_pages] or [num_entries]
+  std::vector<std::int32_t> page_indptr;                 // [batch + 1]
 };
 Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, Stream stream);
 

@@ -47,7 +47,8 @@ KeyRow key_row(const Problem& p, const AttentionArgs& args, const Sequence& sequ
   const DType dtype = is_of_k ? k_dtype_of(p) : v_dtype_of(p);
   const std::int64_t offset = key_offset(p, args.paged, x, sequence, batch_idx, k_idx, kv_head);
   if (has_zero_points(dtype))
-    return {dtype, x.data, offset, 1.0, scale_words(p, args, batch_idx, k_idx, kv_head, is_of_k)};
+    return {dtype, x.data, offset, 1.0,
+            scale_words(p, args, sequence, batch_idx, k_idx, kv_head, is_of_k)};
   return {dtype, x.data, offset,
           scale_of(p, args.paged, is_of_k ? args.k_scale : args.v_scale, sequence, batch_idx, k_idx,
                    kv_head)};

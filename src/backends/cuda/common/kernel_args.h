@@ -42,11 +42,16 @@ inline Lengths lengths_of(const Problem& p, const AttentionArgs& args, std::uint
 struct UsedKeys {
   const std::int32_t* seqused_k;  // [batch], may be null
   std::int64_t stride;
+  const std::int32_t* page_indptr;  // [batch + 1], as in PagedKeys; may be null
+  std::int32_t num_entries, page_size;
   std::int32_t has_ragged_keys;
 };
 inline UsedKeys used_keys_of(const Problem& p, const AttentionArgs& args) {
   return {.seqused_k = args.paged.seqused_k,
           .stride = args.paged.seqused_stride,
+          .page_indptr = args.paged.page_indptr,
+          .num_entries = args.paged.num_entries,
+          .page_size = static_cast<std::int32_t>(p.page_size),
           .has_ragged_keys = has_ragged_keys(p)};
 }
 

@@ -49,17 +49,41 @@ __device__ inline Sequence device_sequence(const Sizes& sizes, const Lengths& le
   return {.row_q = q.begin, .row_k = k.begin, .seqlen_q = q.length, .seqlen_k = k.length};
 }
 
-// seqused_k of a sequence, at most its seqlen_k.
-__device__ inline std::int64_t num_used_keys(const Lengths& lengths, const UsedKeys& keys,
-                                             std::int64_t batch_idx, const Sequence& sequence,
-                                             bool reports) {
+// The entries of block_table that page_indptr gives a sequence; none where an offset leaves the
+// table.
+struct PageRange {
+  std::int32_t begin, count;
+};
+__device__ __forceinline__ PageRange pages_of_sequence(const UsedKeys& keys,
+                                                       std::int64_t batch_idx) {
+  const std::int32_t begin = keys.page_indptr[batch_idx];
+  const std::int32_t end = min(keys.page_indptr[batch_idx + 1], keys.num_entries);
+  return begin < 0 || begin >= end ? PageRange{0, 0} : PageRange{begin, end - begin};
+}
+// row_k of the Sequence.
+__device__ __forceinline__ std::int32_t first_entry(const UsedKeys& keys, std::int64_t batch_idx) {
+  return keys.page_indptr == nullptr ? 0 : pages_of_sequence(keys, batch_idx).begin;
+}
+
+// seqlen_k becomes seqused_k, at most seqlen_k and the keys that the sequence has pages for, and
+// row_k the first entry of its pages. So no kernel reads an entry of another sequence.
+__device__ inline void take_used_keys(const Lengths& lengths, const UsedKeys& keys,
+                                      std::int64_t batch_idx, bool reports, Sequence& sequence) {
   const std::int64_t used = keys.seqused_k[batch_idx * keys.stride];
-  const std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
+  std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
   if (reports && used != clamped)
     report_length_error(lengths.error_word, LengthError::seqused_k, batch_idx);
+  if (keys.page_indptr != nullptr) {
+    const PageRange pages = pages_of_sequence(keys, batch_idx);
+    const std::int64_t in_pages = std::int64_t{pages.count} * keys.page_size;
+    if (reports && clamped > in_pages)
+      report_length_error(lengths.error_word, LengthError::block_table, batch_idx);
+    clamped = min(clamped, in_pages);
+    sequence.row_k = pages.begin;
+  }
   if (reports && lengths.has_tree_mask && sequence.seqlen_q > clamped)
     report_length_error(lengths.error_word, LengthError::tree_mask, batch_idx);
-  return clamped;
+  sequence.seqlen_k = clamped;
 }
 
 // The same as device_sequence() with seqused_k and pages, which only some kernels take.
@@ -77,8 +101,7 @@ __device__ inline Sequence sequence_with_used_keys(const Sizes& sizes, const Len
     sequence.row_q = q.begin;
     sequence.seqlen_q = q.length;
   }
-  if (keys.seqused_k == nullptr) return sequence;
-  sequence.seqlen_k = num_used_keys(lengths, keys, batch_idx, sequence, reports);
+  if (keys.seqused_k != nullptr) take_used_keys(lengths, keys, batch_idx, reports, sequence);
   return sequence;
 }
 

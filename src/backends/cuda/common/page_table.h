@@ -8,12 +8,16 @@
 
 namespace headrace::cuda {
 
-// Key j of a sequence is slot j % page_size of page block_table[batch_idx][j / page_size].
 struct PageTable {
   const std::int32_t* block_table;  // null: the keys of a sequence are contiguous
-  std::int64_t stride_batch;
+  std::int64_t stride_batch;        // 0 with page_indptr (UsedKeys)
   std::int32_t page_size, num_pages;
   Divisor by_page_size;
+
+  // The page of a key, which is its slot key % page_size. row_k: of the Sequence.
+  constexpr std::int32_t page_of(std::int64_t batch_idx, std::int32_t row_k, int key) const {
+    return block_table[batch_idx * stride_batch + (row_k + by_page_size.divide(key))];
+  }
 };
 constexpr Divisor page_size_divisor(const Problem& p) {
   return Divisor::of(std::max<std::int64_t>(p.page_size, 1));

@@ -27,8 +27,10 @@ Failure length_failure(std::uint32_t word, int device_id) {
   if (kind == LengthError::block_table)
     return invalid_argument(
         "block_table on cuda:{}: a used entry of sequence {} (the first that was seen), or of "
-        "recent_table, is no page, and its keys were not read: it must be 0 to num_pages - 1, or "
-        "to num_recent_pages - 1; options.checked=1 names the entry before anything runs",
+        "recent_table, is no page or none of those that page_indptr gives the sequence, and its "
+        "keys were not read: it must be 0 to num_pages - 1, or to num_recent_pages - 1, and "
+        "page_indptr prefix sums of the pages of seqused_k; options.checked=1 names the entry "
+        "before anything runs",
         device_id, entry);
   if (kind == LengthError::slot_mapping)
     return invalid_argument(

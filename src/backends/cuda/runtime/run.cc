@@ -21,6 +21,7 @@ Status check_pointers(const AttentionArgs& args, Workspace workspace, int device
                   {"cu_seqlens_q", args.ragged.cu_seqlens_q},
                   {"cu_seqlens_k", args.ragged.cu_seqlens_k},
                   {"block_table", args.paged.block_table},
+                  {"page_indptr", args.paged.page_indptr},
                   {"seqused_k", args.paged.seqused_k},
                   {"bias", args.bias.data},
                   {"mask", args.mask.data},
@@ -80,7 +81,10 @@ Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, St
       {"cu_seqlens_q", args.ragged.cu_seqlens_q, p.batch + 1, host.cu_seqlens_q},
       {"cu_seqlens_k", args.ragged.cu_seqlens_k, p.batch + 1, host.cu_seqlens_k},
       {"seqused_k", args.paged.seqused_k, rows(args.paged.seqused_stride, 1), host.seqused_k},
-      {"block_table", args.paged.block_table, rows(args.paged.stride_batch, p.max_pages),
+      {"page_indptr", args.paged.page_indptr, p.batch + 1, host.page_indptr},
+      {"block_table", args.paged.block_table,
+       args.paged.page_indptr == nullptr ? rows(args.paged.stride_batch, p.max_pages)
+                                         : args.paged.num_entries,
        host.block_table}};
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   for (const auto& [name, from, num_entries, to] : copies) {

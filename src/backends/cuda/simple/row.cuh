@@ -19,10 +19,10 @@ __device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
   return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
 }
 // Whether the key's page exists; true without pages.
-__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, std::int64_t batch_idx,
-                                std::int64_t key) {
+__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, const Sequence& sequence,
+                                std::int64_t batch_idx, std::int64_t key) {
   if (!has_pages(p)) return true;
-  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
+  const std::int64_t page = pages_of(paged, sequence, batch_idx)[key / p.page_size];
   return page >= 0 && page < p.num_pages;
 }
 
@@ -44,7 +44,7 @@ __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, i
       sequence_with_used_keys(sizes_of(p), c.lengths, c.used_keys, place.batch_idx, reports);
   if (reports && has_pages(p)) {
     for (std::int64_t key = 0; key < sequence.seqlen_k; key += p.page_size)
-      if (!has_page(p, c.args.paged, place.batch_idx, key))
+      if (!has_page(p, c.args.paged, sequence, place.batch_idx, key))
         report_length_error(c.lengths.error_word, LengthError::block_table, place.batch_idx);
   }
   if (reports && has_recent(p) && sequence.seqlen_q > 0) {
@@ -155,7 +155,7 @@ class ScoreRow {
     const DType dtype = is_of_k ? k_dtype_of(p_) : v_dtype_of(p_);
     if (has_zero_points(dtype))
       return {x.data, dtype, elements_of(dtype, key_row(x, j)), 1,
-              scale_words(p_, args_, place_.batch_idx, j, kv_head_, is_of_k)};
+              scale_words(p_, args_, sequence_, place_.batch_idx, j, kv_head_, is_of_k)};
     return {x.data, dtype, elements_of(dtype, key_row(x, j)),
             Real(scale_of(p_, args_.paged, is_of_k ? args_.k_scale : args_.v_scale, sequence_,
                           place_.batch_idx, j, kv_head_))};
@@ -193,7 +193,7 @@ class ScoreRow {
   // does not exist are hidden.
   __device__ bool sees(std::int64_t j) const {
     if (is_recent(j) ? !has_recent_page(p_, args_.recent, sequence_, place_.batch_idx, j)
-                     : !has_page(p_, args_.paged, place_.batch_idx, j))
+                     : !has_page(p_, args_.paged, sequence_, place_.batch_idx, j))
       return false;
     if (args_.mask.data != nullptr &&
         static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)

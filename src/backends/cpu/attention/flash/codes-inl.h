@@ -117,7 +117,7 @@ struct CodeTile {
   [[gnu::noinline]] void find_stored(const Operand& x, int64_t key, int64_t count,
                                      const C** to) const {
     if (has_pages(p)) {
-      const int32_t* pages = args.paged.block_table + batch_idx * args.paged.stride_batch;
+      const int32_t* pages = pages_of(args.paged, sequence, batch_idx);
       return find_addresses(p.page_size, pages, x, kv_head, sequence.seqlen_k, key, count, to);
     }
     const C* first =
@@ -145,7 +145,7 @@ struct CodeTile {
     if (!has_pages(p))
       return body(0, data + row_offset(x, batch_idx, sequence.row_k + key, kv_head), x.stride_seq,
                   num);
-    const int32_t* pages = args.paged.block_table + batch_idx * args.paged.stride_batch;
+    const int32_t* pages = pages_of(args.paged, sequence, batch_idx);
     for (int64_t i = 0; i < num;) {
       const int64_t slot = (key + i) % p.page_size;
       const int64_t count = std::min(num - i, p.page_size - slot);
@@ -159,7 +159,7 @@ struct CodeTile {
   }
   // Scales and zero points of a stored key.
   const uint32_t* words_of(const Side& side, int64_t key) const {
-    return scale_words(p, args, batch_idx, key, kv_head, side.is_of_k).words;
+    return scale_words(p, args, sequence, batch_idx, key, kv_head, side.is_of_k).words;
   }
   // The scales of the keys, for scores and probabilities, of `num_heads` KV heads from this one on,
   // `apart` floats from each other; null if there are none in this form.
@@ -219,7 +219,7 @@ struct CodeTile {
     const uint32_t* previous = nullptr;
     for (int i = 0; i < num_keys; ++i, to += scratch.code_stride) {
       const int64_t key = std::clamp(first_key + i, seen.begin, seen.end - 1);
-      const ScaleWords x = scale_words(p, args, batch_idx, key, kv_head, side.is_of_k);
+      const ScaleWords x = scale_words(p, args, sequence, batch_idx, key, kv_head, side.is_of_k);
       if (x.words != previous) unpack_channels<Isa>(x, side.dim, scale, zero);
       previous = x.words;
       const auto* row = static_cast<const uint8_t*>(side.stored.data) +

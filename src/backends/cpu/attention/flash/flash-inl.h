@@ -237,7 +237,7 @@ class Task {
     return {static_cast<const E*>(x.data) + first, x.stride_seq};
   }
   PagedRows<E> paged_rows(const Operand& x, int64_t key, int64_t count, const E** to) const {
-    const int32_t* pages = args_.paged.block_table + w_.batch_idx * args_.paged.stride_batch;
+    const int32_t* pages = pages_of(args_.paged, w_.sequence, w_.batch_idx);
     find_addresses(p_.page_size, pages, x, kv_head_, w_.sequence.seqlen_k, key, count, to);
     return {to, 0};
   }

@@ -86,8 +86,8 @@ struct PagesOfWarp {
     page_of_lane = -1;
     const int of_lane = block + static_cast<int>(threadIdx.x) % 32 * kWarps;
     if (of_lane >= last) return;
-    page_of_lane = p.pages.block_table[tile.batch_idx * p.pages.stride_batch +
-                                       p.pages.by_page_size.divide(of_lane * block_keys)];
+    page_of_lane = p.pages.page_of(tile.batch_idx, static_cast<int>(tile.sequence.row_k),
+                                   of_lane * block_keys);
     if (page_of_lane >= 0 && page_of_lane < p.pages.num_pages) return;
     report_length_error(p.lengths.error_word, LengthError::block_table, tile.batch_idx);
     page_of_lane = -1;

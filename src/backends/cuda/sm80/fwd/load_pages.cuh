@@ -22,7 +22,8 @@ __device__ __forceinline__ void load_pages(u32 to, const PagedTile<T>& tile, con
                                            const WorkTile& work) {
   using Copy = CopyPartition<T, kDim, kThreads>;
   const PageTable& t = c.pages;
-  const std::int32_t* pages = t.block_table + work.batch_idx * t.stride_batch;
+  const std::int32_t* pages =
+      t.block_table + (work.batch_idx * t.stride_batch + work.sequence.row_k);
   const int count = Copy::count(tile.dim), end = work.seqlen_k;
 #pragma unroll 2
   for (int row = Copy::first(); row < kRows; row += Copy::kStep) {

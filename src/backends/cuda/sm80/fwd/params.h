@@ -41,7 +41,7 @@ struct CombineParams {
   Tile tile;
   float keep_factor;
 };
-static_assert(sizeof(CombineParams) <= 312);
+static_assert(sizeof(CombineParams) <= 328);
 
 struct Call {
   const Params& params;

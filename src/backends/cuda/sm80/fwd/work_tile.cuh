@@ -49,9 +49,10 @@ __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t
   const Sequence sequence =
       sequence_with_used_keys(p, c.split.lengths, c.split.used_keys, x.batch_idx, reports);
   x.sequence = sequence;
-  const std::int64_t entry = c.pages.block_table == nullptr ? x.batch_idx : 0;
-  x.k_offset = row_offset(c.k, entry, sequence.row_k, x.kv_head);
-  x.v_offset = row_offset(c.v, entry, sequence.row_k, x.kv_head);
+  const bool has_pages = c.pages.block_table != nullptr;
+  const std::int64_t entry = has_pages ? 0 : x.batch_idx, row = has_pages ? 0 : sequence.row_k;
+  x.k_offset = row_offset(c.k, entry, row, x.kv_head);
+  x.v_offset = row_offset(c.v, entry, row, x.kv_head);
   x.seqlen_q = static_cast<int>(sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(sequence.seqlen_k);
   SplitPlan plan{1, sequence.seqlen_k};

@@ -22,7 +22,8 @@ __device__ __forceinline__ int groups_in_common(const Params& p, int batch_idx, 
   const PageTable& table = p.pages;
   const int num_entries = (groups * kGroupKeys + table.page_size - 1) / table.page_size;
   const std::int32_t* own = table.block_table + batch_idx * table.stride_batch;
-  const std::int32_t* other = own - table.stride_batch;
+  const std::int32_t* other = own - table.stride_batch + first_entry(p.used_keys, batch_idx - 1);
+  own += first_entry(p.used_keys, batch_idx);
   int first = num_entries;  // that differs
 #pragma unroll 8
   for (int i = lane; i < num_entries; i += 32)

@@ -85,7 +85,11 @@ class PrefixProducer {
 
  public:
   __device__ PrefixProducer(const Params& p, const Maps& maps, PrefixSmem<kDim> smem, int producer)
-      : smem_(smem), producer_(producer), stage_(producer), blocks_(p, maps) {}
+      : used_keys_(p.used_keys),
+        smem_(smem),
+        producer_(producer),
+        stage_(producer),
+        blocks_(p, maps) {}
 
   // By one lane.
   __device__ void load(const PrefixItem& x) {
@@ -93,6 +97,7 @@ class PrefixProducer {
     constexpr int kStep = kPrefixProducers * kBlockKeys;
     const Item item{.batch_idx = x.slice.first_sequence,
                     .kv_head = x.kv_head,
+                    .row_k = first_entry(used_keys_, x.slice.first_sequence),
                     .end_key = (x.group + 1) * kGroupKeys};
     const int first_key = x.group * kGroupKeys + producer_ * kBlockKeys;
     int next = page_of(item, first_key);
@@ -120,6 +125,7 @@ class PrefixProducer {
     return blocks_.has_small_boxes() ? 0 : blocks_.page(item, key);
   }
 
+  const UsedKeys& used_keys_;
   const PrefixSmem<kDim> smem_;
   const int producer_;
   int stage_;  // of the next block

@@ -58,8 +58,7 @@ class KeyPlace {
   // TMA fills zeros for a page that does not exist.
   __device__ __forceinline__ int page(const Item& item, int key) {
     if (table_.block_table == nullptr) return p_.used_keys.has_ragged_keys ? 0 : item.batch_idx;
-    const int page =
-        table_.block_table[item.batch_idx * table_.stride_batch + table_.by_page_size.divide(key)];
+    const int page = table_.page_of(item.batch_idx, item.row_k, key);
     if (static_cast<unsigned>(page) >= static_cast<unsigned>(table_.num_pages))
       bad_entry_ = item.batch_idx;
     return page;

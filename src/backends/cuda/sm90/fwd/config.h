@@ -51,7 +51,8 @@ struct alignas(16) TileInfo {
   int right, left;  // query q of the tile sees keys [left + q, min(seqlen_k, right + q))
   // Read by one load of 16 bytes. query: first one of the tile, within its sequence.
   int query, seqlen_q, head, batch;  // head: of the tile_heads
-  int row_q, row_k;                  // first row of the sequence in q and out, in k and v (ragged)
+  // First row of the sequence in q and out, in k and v (ragged); in pages: row_k of the Sequence.
+  int row_q, row_k;
   int kv_head;
   int tensor_batch;  // index into the batch axis of the tensors; ragged: 0
   // [4 * warpgroups] bit r of word w: row r of warp w. From the scheduler: the rows to write of a

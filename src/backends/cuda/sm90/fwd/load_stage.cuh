@@ -54,11 +54,10 @@ class KeyPages {
 
   // Of keys that do not exist, and of bad entries: a page beyond the last, which TMA reads as
   // zeros.
-  __device__ __forceinline__ int page_of(int batch_idx, int key, int seqlen_k) {
+  __device__ __forceinline__ int page_of(int batch_idx, int row_k, int key, int seqlen_k) {
     if (key >= seqlen_k) return p_.pages.num_pages;
     const PageTable& table = p_.pages;
-    const int page =
-        table.block_table[batch_idx * table.stride_batch + table.by_page_size.divide(key)];
+    const int page = table.page_of(batch_idx, row_k, key);
     if (static_cast<u32>(page) < static_cast<u32>(table.num_pages)) return page;
     bad_entry_ = batch_idx;
     return table.num_pages;
@@ -80,14 +79,15 @@ __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& page
                                                  u32 empty, u32 parity) {
   const int batch_idx = info(offsetof(TileInfo, batch));
   const int seqlen_k = info(offsetof(TileInfo, seqlen_k));
+  const int row_k = info(offsetof(TileInfo, row_k));
   int i = (static_cast<int>(threadIdx.x) & 31) * p.box_keys;  // first key of the box
   bool has_box = i < kKeys;
-  int page = has_box ? pages.page_of(batch_idx, n * kKeys + i, seqlen_k) : 0;
+  int page = has_box ? pages.page_of(batch_idx, row_k, n * kKeys + i, seqlen_k) : 0;
   int slot = pages.slot_of(n * kKeys + i), kv_head = info(offsetof(TileInfo, kv_head));
   to += i * 128;
   // What is computed behind the wait, the consumers wait for.
   asm volatile("" : "+r"(slot), "+r"(kv_head), "+r"(to));
-  full = released_behind(static_cast<u32>(batch_idx ^ seqlen_k ^ kv_head), full);
+  full = released_behind(static_cast<u32>(batch_idx ^ seqlen_k ^ row_k ^ kv_head), full);
   mbarrier_wait(empty, parity ^ 1);
   // Boxes may complete before the arrival, without which the phase does not end.
   if (arrives<true>()) mbarrier_arrive_expect_tx(full, kAtoms * kKeys * 128);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& page
     has_box = i < kKeys;
     if (!has_box) break;
     to += 32 * p.box_keys * 128;
-    page = pages.page_of(batch_idx, n * kKeys + i, seqlen_k);
+    page = pages.page_of(batch_idx, row_k, n * kKeys + i, seqlen_k);
     slot = pages.slot_of(n * kKeys + i);
   }
   __syncwarp();

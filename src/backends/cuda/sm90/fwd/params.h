@@ -54,7 +54,7 @@ struct Params {
   PageTable pages;
   int box_keys;  // keys of a TMA box of K and V: they lie in one page
 };
-static_assert(sizeof(Params) <= 576);
+static_assert(sizeof(Params) <= 592);
 
 struct Maps {
   TensorMap q, k, v, out;  // out: of tiles with has_tma_store

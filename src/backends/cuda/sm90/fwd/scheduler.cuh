@@ -96,9 +96,10 @@ class Scheduler {
     rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.tiles.seqlen_q, .seqlen_k = p_.tiles.seqlen_k};
     if (kReadsPages && p_.used_keys.seqused_k != nullptr) {
       const bool is_first = position_.m_block == 0 && position_.head == 0;
-      rows_.seqlen_k = static_cast<int>(num_used_keys(
-          p_.lengths, p_.used_keys, batch_idx_,
-          {.seqlen_q = p_.tiles.seqlen_q, .seqlen_k = p_.tiles.seqlen_k}, is_first && lane_ == 0));
+      Sequence s{.seqlen_q = p_.tiles.seqlen_q, .seqlen_k = p_.tiles.seqlen_k};
+      take_used_keys(p_.lengths, p_.used_keys, batch_idx_, is_first && lane_ == 0, s);
+      rows_.row_k = static_cast<int>(s.row_k);
+      rows_.seqlen_k = static_cast<int>(s.seqlen_k);
     }
     return true;
   }
