@@ -16,7 +16,8 @@ constexpr int share_cost(const SequenceKeys& s) {
 // multiprocessors. Never less than a group, so that one begins in each share. Both are rounded up.
 constexpr int share_size(int total, int num_shares, int equal, int whole_groups) {
   const int whole = kWholeGroupCost * whole_groups;
-  return whole * num_shares <= total + total / 18 ? whole : std::max(equal, kWholeGroupCost);
+  if (whole * num_shares <= total + total / 18) return whole;
+  return equal > kWholeGroupCost ? equal : kWholeGroupCost;  // std::max() would take its address
 }
 
 // The first group, counted from the head's first, that begins at `x` of the line of a sequence's
