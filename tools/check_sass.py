@@ -2,7 +2,8 @@
 """Fails where the loop of a kernel around its matrix products touches local memory much: registers were spilled there,
 and every step would wait for them. And where a loop that waits for one product while another runs computes its
 exponentials behind the wait for both: nvcc moves them there unless a branch wants their sum. And where a kernel writes
-nothing on any architecture: nvcc compiles one to nothing, without a warning, that refers to a constant of the host.
+nothing on any architecture: nvcc compiles one to nothing, without a warning, that refers to a constant of the host;
+a branch that does (std::max() takes the address of a constexpr variable) becomes a trap, which is looked for, too.
 And where an mbarrier is arrived at while loads from shared memory are in flight: the arrival may release the memory
 that they read (sass_loads.py).
 
@@ -26,6 +27,7 @@ FUNCTION = re.compile(r"Function : (\S+)")
 PRODUCT = re.compile(r"\b(?:HGMMA|HMMA|QGMMA|IMMA)\b")
 LOCAL = re.compile(r"\b(?:LDL|STL)\b")
 WAIT = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+TRAP = re.compile(r"\bBPT\.TRAP\b")
 STORE = re.compile(r"\b(?:ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UTMAREDG|UBLKCP|UBLKRED)\b")
 EXPONENTIAL = re.compile(r"\bMUFU\.EX2\b")
 # Loops of thousands of instructions hold the ways of many features; plain ones have 800. Where every product is waited
@@ -107,6 +109,8 @@ def judge(text):
         body = instructions_of(lines)
         complaints += [f"{name}: an arrival with loads from shared memory in flight, {text}"
                        for text in loads_at_arrivals(body)]
+        if any(TRAP.search(x.text) for x in body):
+            complaints.append(f"{name}: a branch traps; does it take the address of a constant of the host?")
         writes[name] = writes.get(name, False) or any(STORE.search(x.text) for x in body)
         for first, last in product_loops(body):
             count += 1
@@ -201,6 +205,7 @@ def self_test():
         ("a wait that goes on elsewhere", kernel("HMMA.16816.F32 R4", "@P0 BRA 0x0040", "HMMA.16816.F32 R8", "EXIT",
                                                  "STL [R1], R0", "@P1 BRA 0x0040", "BRA 0x0020"), (0, 0)),
         ("a loop without products", kernel("LDL R1, [R2]", "FADD R0, R1, R2", "@P0 BRA 0x0000"), (0, 0)),
+        ("a branch that traps", kernel("@P0 BRA 0x0030", "MOV R0, R1", "EXIT", "BPT.TRAP 0x1"), (0, 1)),
         ("stores nothing", kernel(end="EXIT"), (0, 1)),
         ("stores on one architecture", "\n".join([kernel(end="EXIT"), kernel()]), (0, 0)),
     ]
