@@ -10,6 +10,7 @@
 #include "conformance/backward_checks.h"
 #include "conformance/backward_grids.h"
 #include "conformance/slices.h"
+#include "conformance/status_line.h"
 
 namespace headrace::testing {
 namespace {
@@ -61,6 +62,7 @@ class BackwardRun {
       Lab lab(one.name, one.shape);
       if (one.prepare != nullptr) one.prepare(lab);
       const std::string id = format_text("{}/{}", grid.id, chosen[n]);
+      status_.show(format_text("{}: case {} of {}", grid.id, n + 1, chosen.size()));
       run(lab.test_case, {.text = id + " " + text_of(one),
                           .replay = "headrace_conformance --suite backward --only " + id,
                           .threads = kOtherThreads,
@@ -188,6 +190,7 @@ class BackwardRun {
 
   const SuiteOptions& options_;
   Report& report_;
+  StatusLine status_;
   std::vector<Target> targets_;
   std::map<std::string, KernelReport> counts_;  // of one grid
   std::int64_t num_compared_ = 0;

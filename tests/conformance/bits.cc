@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "conformance/slices.h"
+#include "conformance/status_line.h"
 #include "conformance/suites.h"
 
 namespace headrace::testing {
@@ -252,6 +253,7 @@ Report run_bits(const SuiteOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   Report report;
   report.suite = "bits";
+  StatusLine status;
   for (const Target& target : chosen_targets(options)) {
     if (target.kernel->name == "cpu_reference") continue;  // a plain loop: nothing can differ
     Random random(options.seed * 1000003u);
@@ -261,6 +263,7 @@ Report run_bits(const SuiteOptions& options) {
     for (int n = 0; missing > 0 && n < kMostDraws * all; ++n) {
       const CaseName name = random_case(random);
       if (n % options.num_shards != options.shard || kernel.is_refused(Case(name))) continue;
+      status.show(format_text("{}: {} cases left", target.kernel->name, missing));
       kernel.check(name);
       --missing;
     }

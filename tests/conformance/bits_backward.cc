@@ -3,6 +3,7 @@
 #include "base/math.h"
 #include "conformance/backward.h"
 #include "conformance/slices.h"
+#include "conformance/status_line.h"
 
 namespace headrace::testing {
 namespace {
@@ -124,6 +125,7 @@ class BitsOfGradients {
 }  // namespace
 
 void run_gradient_bits(const SuiteOptions& options, Report& report) {
+  StatusLine status;
   for (const Target& target : chosen_backward_targets(options)) {
     if (target.kernel->name == "cpu_reference") continue;  // a plain loop: nothing can differ
     Random random(options.seed * 1000033u);
@@ -135,6 +137,8 @@ void run_gradient_bits(const SuiteOptions& options, Report& report) {
       const CaseName name = batch_case(random, n);
       if (n / 4 % options.num_shards != options.shard) continue;  // all kinds, four at a time
       set_current_case(0, replay_line(std::string(target.kernel->name), name));
+      status.show(
+          format_text("{}: gradients, {} of {} cases", target.kernel->name, num_taken, count));
       num_taken += kernel.check(name) ? 1 : 0;
     }
     kernel.finish();

@@ -1,14 +1,12 @@
 // The grid: every pair of axis values, then random cases; each checked against the rules.
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <mutex>
 #include <thread>
 
+#include "conformance/status_line.h"
 #include "conformance/suites.h"
 #include "core/dtype.h"
 
@@ -168,22 +166,21 @@ class GridRun {
   std::mutex mutex_;
 };
 
-// body(slot, index) for all indices, on several threads; progress on a terminal.
+// body(slot, index) for all indices, on several threads.
 template <class Body>
 void for_all(std::size_t count, int num_threads, Body body) {
   std::atomic<std::size_t> next{0};
-  const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  StatusLine status;  // of the first thread
   const auto work = [&](int slot) {
     for (std::size_t i = next++; i < count; i = next++) {
       body(slot, i);
-      if (is_terminal && slot == 0) std::fprintf(stderr, "\r%zu / %zu ", i + 1, count);
+      if (slot == 0) status.show(format_text("case {} of {}", i + 1, count));
     }
   };
   std::vector<std::thread> threads;
   for (int slot = 1; slot < num_threads; ++slot) threads.emplace_back(work, slot);
   work(0);
   for (std::thread& thread : threads) thread.join();
-  if (is_terminal) std::fprintf(stderr, "\r                    \r");
 }
 
 }  // namespace
