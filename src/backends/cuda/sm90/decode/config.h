@@ -181,8 +181,8 @@ constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows, int ring_log2, in
   return s;
 }
 
-// ---- Equal shares: where there are few sequences with many keys, all groups of the call stand in
-// a line, of which each CTA has an equal share.
+// ---- Equal shares: up to some groups for each CTA, all groups of the call stand in a line, of
+// which each CTA has an equal share.
 inline constexpr int kShareWarps = kGroupSplits;  // with a split of a group each
 inline constexpr int kShareThreads = 32 * kShareWarps;
 inline constexpr int kMaxShareBatch = kShareThreads;  // a thread has a sequence

@@ -1,6 +1,7 @@
-// Decode of few sequences with many keys: all groups of the call stand in a line, sequence by
-// sequence and head by head, and each CTA has an equal share of it. Nothing is announced and
-// nothing counted: a second kernel, whose launch is hidden, appends the groups.
+// Decode of a medium amount of work: all groups of the call stand in a line, sequence by sequence
+// and head by head, and each CTA has an equal share of it. Nothing is announced and nothing
+// counted. A share writes the rows of heads that it has alone; a second kernel, whose launch is
+// hidden, appends the groups of the others.
 #pragma once
 
 #include "backends/cuda/sm90/decode/merge.cuh"
