@@ -18,6 +18,7 @@ def kv_pages(cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _tensor(cache._pages("k_pages", layer)), _tensor(cache._pages("v_pages", layer))
 
 
+_CSR_NAMES = ("kv_indptr", "kv_indices", "kv_last_page_len")
 _OF_BITS = {_structs.BF16: torch.bfloat16, _structs.F8E4M3: torch.float8_e4m3fn}
 
 
@@ -56,7 +57,7 @@ def block_table_from_csr(
         ValueError: wrong shapes or dtypes; on the CPU also an offset that descends or leaves kv_indices, a length that
             does not fit its page, or more pages than max_pages.
     """
-    names, tensors = ("kv_indptr", "kv_indices", "kv_last_page_len"), (kv_indptr, kv_indices, kv_last_page_len)
+    names, tensors = _CSR_NAMES, (kv_indptr, kv_indices, kv_last_page_len)
     check_tensors(names, tensors, 3)
     for name, tensor in zip(names, tensors):
         if tensor.dim() != 1 or tensor.device != kv_indptr.device:
@@ -89,14 +90,15 @@ def _check_csr(
     last_len: torch.Tensor,
     page_size: int,
     max_pages: int | None,
+    names: tuple[str, ...] = _CSR_NAMES,
 ) -> None:
     if first[0] != 0 or first[-1] != indices.numel() or bool((counts < 0).any()):
         raise ValueError(
-            f"kv_indptr: must begin with 0, not descend, and end with {indices.numel()}, the entries of kv_indices; "
+            f"{names[0]}: must begin with 0, not descend, and end with {indices.numel()}, the entries of {names[1]}; "
             f"{first.tolist()[:4]}... to {int(first[-1])} arrived"
         )
     for i, (count, length) in enumerate(zip(counts.tolist(), last_len.tolist())):
         if count > 0 and not 1 <= length <= page_size:
-            raise ValueError(f"kv_last_page_len[{i}]={length}: must be 1 to page_size={page_size}; correct it")
+            raise ValueError(f"{names[2]}[{i}]={length}: must be 1 to page_size={page_size}; correct it")
         if max_pages is not None and count > max_pages:
             raise ValueError(f"max_pages={max_pages}: must be at least {count}, the pages of sequence {i}; raise it")
