@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/validate_fixture.h"
-#include "tests/support/golden_texts.h"
+#include "tests/support/bad_call.h"
 
 namespace headrace {
 namespace {
@@ -113,13 +112,7 @@ TEST(ValidatePaged, LengthsAndTablesMayHaveStrides) {
   }
 }
 
-struct BadPages {
-  std::function<Call()> make;
-  std::function<void(Call&)> mutate;
-  std::vector<const char*> substrings;  // argument, value, rule, remedy
-};
-
-std::vector<BadPages> bad_pages() {
+std::vector<BadCall> bad_pages() {
   return {
       {paged,
        [](Call& c) { c.t.seqused_k = {}; },
@@ -194,23 +187,7 @@ std::vector<BadPages> bad_pages() {
   };
 }
 
-TEST(ValidatePaged, RefusesBadPages) {
-  testing::GoldenTexts texts("attention.txt");
-  int index = 0;
-  for (const BadPages& test : bad_pages()) {
-    SCOPED_TRACE(index++);
-    Call c = test.make();
-    ASSERT_FALSE(c.check()) << c.check()->message;
-    test.mutate(c);
-    const Status status = c.check();
-    ASSERT_TRUE(status.has_value());
-    EXPECT_EQ(status->code, ErrorCode::invalid_argument);
-    texts.add(status->message);
-    for (const char* substring : test.substrings)
-      EXPECT_NE(status->message.find(substring), std::string::npos)
-          << "no \"" << substring << "\" in: " << status->message;
-  }
-}
+TEST(ValidatePaged, RefusesBadPages) { expect_refusals(bad_pages()); }
 
 // A plan does not depend on what lies beyond the longest sequence.
 TEST(ValidatePaged, ASharedPrefixIsAtMostAllKeys) {
