@@ -31,7 +31,7 @@ std::int64_t draw_tokens(Random& random, const ProductCell& cell) {
   switch (cell.kernel) {
     case ProductKernel::stream:
       return random.between(
-          1, cell.epilogue == Epilogue::norm ? cuda::gemm::kNormTokens : cuda::gemm::kStreamTokens);
+          1, cell.epilogue == Epilogue::norm ? cuda::gemm::kMaxRows : cuda::gemm::kStreamTokens);
     case ProductKernel::wide:
       return random.between(cuda::gemm::kStreamTokens + 1, cuda::gemm::kWideTokens);
     case ProductKernel::tiles:

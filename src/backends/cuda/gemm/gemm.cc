@@ -55,27 +55,41 @@ Status check_norm(const Product& p, const DeviceInfo& device) {
                      p.num_tokens, p.columns, device.sm);
 }
 
+// The rows of a matrix or of x that TMA loads at a time, and their columns: swizzle atoms, the
+// third of four axes.
+struct Box {
+  int rows, atoms = 1, rank = 2;
+  L2Promotion promotion = L2Promotion::bytes_128;
+};
+
 Status encode(const Product& p, const void* data, std::int64_t rows, std::int64_t stride,
-              int box_rows, L2Promotion promotion, TensorMap& map) {
-  TensorMapSpec spec{.dtype = p.dtype, .rank = 2, .l2_promotion = promotion};
+              const Box& box, TensorMap& map) {
+  TensorMapSpec spec{.dtype = p.dtype, .rank = box.rank, .l2_promotion = box.promotion};
   spec.sizes[0] = p.columns;
   spec.sizes[1] = rows;
+  spec.sizes[2] = spec.sizes[3] = 1;
   spec.box[0] = kSwizzleAtomCols;
-  spec.box[1] = static_cast<std::uint32_t>(box_rows);
+  spec.box[1] = static_cast<std::uint32_t>(box.rows);
+  spec.box[2] = static_cast<std::uint32_t>(box.atoms);
+  spec.box[3] = 1;
+  if (box.atoms > 1) {
+    spec.sizes[0] = kSwizzleAtomCols;
+    spec.sizes[2] = p.columns / kSwizzleAtomCols;
+  }
   // The stride of an axis with one element is not used.
-  const std::int64_t strides[5] = {1, rows > 1 ? stride : 8};
+  const std::int64_t strides[5] = {1, rows > 1 ? stride : 8, kSwizzleAtomCols, 8};
   if (std::string reason = tensor_map_refusal(spec, data, strides); !reason.empty())
     return unsupported("a matrix of a product does not suit TMA: {}", reason);
   return encode_tensor_map(spec, data, strides, map);
 }
 
-Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promotion,
-              gemm::Maps& maps) {
+Status encode_weights(const Product& p, const Box& box, gemm::Maps& maps) {
   for (std::size_t i = 0; i < p.matrices.size(); ++i)
-    HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box_rows, promotion,
-                        maps.w[i]));
-  if (p.norm.weight != nullptr) return std::nullopt;  // read without TMA
-  return encode(p, p.x, p.num_tokens, p.x_stride, box_tokens, promotion, maps.x);
+    HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box, maps.w[i]));
+  return std::nullopt;
+}
+Status encode_x(const Product& p, const Box& box, TensorMap& map) {
+  return encode(p, p.x, p.num_tokens, p.x_stride, box, map);
 }
 
 // Rows of a box for a CTA that loads whole tiles, which have as many rows of gate as of up.
@@ -84,23 +98,25 @@ int rows_of_box(const Product& p, int tile_rows) {
 }
 
 Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
-  const int tokens = p.num_tokens <= 8 ? 8 : gemm::kStreamTokens;
   const auto tiles = gemm::RowTiles::of(p, gemm::kStreamTileRows);
+  const auto num_tokens = static_cast<std::int32_t>(p.num_tokens);
+  const auto plan =
+      gemm::StreamPlan::of(tiles.count, p.columns, num_tokens, device.num_units, num_chains(p));
   const gemm::StreamParams params{
       .tiles = tiles,
       .out = gemm::Output::of(p),
-      .plan = gemm::StreamPlan::of(tiles.count, p.columns, tokens, device.num_units,
-                                   p.norm.weight != nullptr),
-      .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+      .plan = plan,
+      .num_tokens = num_tokens,
       .num_chains = num_chains(p),
       .norm = p.norm,
       .x = p.x,
       .x_stride = p.x_stride,
       .columns = static_cast<std::int32_t>(p.columns),
-      .norm_pitch = static_cast<std::int32_t>(gemm::norm_pitch(p.columns))};
+      .row_pitch = static_cast<std::int32_t>(gemm::row_pitch(p.columns))};
   gemm::Maps maps;
-  HEADRACE_TRY(
-      encode(p, rows_of_box(p, gemm::kStreamTileRows), tokens, L2Promotion::bytes_128, maps));
+  HEADRACE_TRY(encode_weights(p, {.rows = rows_of_box(p, gemm::kStreamTileRows)}, maps));
+  if (!plan.has_rows)
+    HEADRACE_TRY(encode_x(p, {.rows = num_tokens, .atoms = plan.x_box_atoms, .rank = 4}, maps.x));
   return gemm::launch_stream({params, maps, p.dtype, stream});
 }
 
@@ -112,7 +128,8 @@ Status run_wide(const Product& p, const DeviceInfo& device, Stream stream) {
                                 .num_tokens = static_cast<std::int32_t>(p.num_tokens),
                                 .num_chains = num_chains(p)};
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, rows_of_box(p, plan.rows), plan.box_tokens, L2Promotion::bytes_128, maps));
+  HEADRACE_TRY(encode_weights(p, {.rows = rows_of_box(p, plan.rows)}, maps));
+  HEADRACE_TRY(encode_x(p, {.rows = plan.box_tokens}, maps.x));
   const gemm::WideCall call{params, maps, stream};
   return p.dtype == DType::bf16 ? gemm::launch_wide_bf16(call) : gemm::launch_wide_f16(call);
 }
@@ -120,13 +137,14 @@ Status run_wide(const Product& p, const DeviceInfo& device, Stream stream) {
 Status run_tiles(const Product& p, const DeviceInfo& device, Stream stream) {
   const gemm::TileShape shape = gemm::choose_tile_shape(p, device.num_units);
   const auto params = gemm::TileParams::of(p, shape);
+  const auto box_of = [](int rows) {
+    return Box{.rows = rows, .promotion = L2Promotion::bytes_256};
+  };
   // A CTA loads half of the rows of a tile: those of gate or of up, or half of those of a matrix.
-  const int box_rows = shape.rows / gemm::kTileCluster;
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, box_rows, shape.tokens(), L2Promotion::bytes_256, maps));
-  if (params.tail_tokens > 0)
-    HEADRACE_TRY(encode(p, p.x, p.num_tokens, p.x_stride, params.tail_tokens,
-                        L2Promotion::bytes_256, maps.x_tail));
+  HEADRACE_TRY(encode_weights(p, box_of(shape.rows / gemm::kTileCluster), maps));
+  HEADRACE_TRY(encode_x(p, box_of(shape.tokens()), maps.x));
+  if (params.tail_tokens > 0) HEADRACE_TRY(encode_x(p, box_of(params.tail_tokens), maps.x_tail));
   const gemm::TileCall call{params, maps, shape, device.num_units, stream};
   return p.dtype == DType::bf16 ? gemm::launch_tiles_bf16(call) : gemm::launch_tiles_f16(call);
 }

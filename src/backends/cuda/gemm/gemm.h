@@ -23,10 +23,13 @@ inline constexpr int kMaxStackedMatrices = 3;
 namespace gemm {
 inline constexpr int kStreamTokens = 16, kWideTokens = 128;  // the most of the kernels
 inline constexpr std::int64_t kOneChainRows = 2400;          // the fewest with one: num_chains()
-// The rows that each CTA of a product with a norm keeps: 4096 columns of one token.
-inline constexpr int kNormTokens = 8, kNormBytes = 8 * 1024 + 8 * 16;
-// From row to row: stages of 128 columns, and 16 bytes that spread the rows over the banks.
-constexpr std::int64_t norm_pitch(std::int64_t columns) { return (columns + 127) / 128 * 256 + 16; }
+// The rows of x that a CTA of the stream kernel keeps in shared memory: 4096 columns of one token.
+inline constexpr int kMaxRows = 8, kRowBytes = 8 * 1024 + 8 * 16;
+// From row to row: stages of 256 columns, and 16 bytes that spread the rows over the banks.
+constexpr std::int64_t row_pitch(std::int64_t columns) { return (columns + 255) / 256 * 512 + 16; }
+constexpr bool has_few_rows(std::int64_t num_tokens, std::int64_t columns) {
+  return num_tokens <= kMaxRows && num_tokens * row_pitch(columns) <= kRowBytes;
+}
 }  // namespace gemm
 
 enum class ProductKernel { stream, wide, tiles, portable };
@@ -86,8 +89,7 @@ struct Product {
 // few columns on Hopper, as every CTA does it.
 constexpr bool takes_norm(std::int32_t sm, std::int64_t num_tokens, std::int64_t columns) {
   return product_kernel(sm, num_tokens) == ProductKernel::stream &&
-         num_tokens <= gemm::kNormTokens &&
-         num_tokens * gemm::norm_pitch(columns) <= gemm::kNormBytes;
+         gemm::has_few_rows(num_tokens, columns);
 }
 
 // Accumulators of an element, each a chain of steps of 16 columns. A step waits 33 clocks for the

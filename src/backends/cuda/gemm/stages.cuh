@@ -43,16 +43,59 @@ struct StageRing {
   }
 };
 
-// Columns of a tile of weights, in one thread: kRows rows of 128 bytes at `to`.
-template <int kRows>
-__device__ __forceinline__ void load_tile(const RowTiles& tiles, const Maps& maps, int tile,
-                                          int column, u32 to, u32 barrier, u64 policy) {
-  const int matrix = tiles.matrix_of(tile), row = tiles.row_of(tile, matrix, kRows);
-  cp_async_bulk_tensor_load(to, &maps.w[matrix], barrier, policy, column, row);
-  if (tiles.is_paired != 0)
-    cp_async_bulk_tensor_load(to + kRows / 2 * kSwizzleRowBytes, &maps.w[1], barrier, policy,
-                              column, row);
+// Whether the phase has completed; does not wait.
+__device__ __forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
+
+// Calls load() for the next stage of a producer once it is empty. A wait behind a load takes 107
+// clocks even for a stage that is empty, so each is asked for before the loads of the one ahead.
+struct StageProducer {
+  StageRing& ring;
+  bool is_free = true;
+
+  template <class Load>
+  __device__ __forceinline__ void next(Load load) {
+    if (!is_free) mbarrier_wait(ring.empty(), ring.parity ^ 1);
+    StageRing following = ring;
+    following.next();
+    is_free = mbarrier_test_wait(following.empty(), following.parity ^ 1);
+    load();
+    ring = following;
+  }
+};
+
+// Where TMA finds the rows of a tile of weights.
+struct TileSource {
+  const TensorMap *map, *map_of_up;  // of up: null without SwiGLU
+  int row;
+
+  template <int kRows>
+  static __device__ __forceinline__ TileSource of(const RowTiles& tiles, const Maps& maps,
+                                                  int tile) {
+    const int matrix = tiles.matrix_of(tile);
+    return {&maps.w[matrix], tiles.is_paired != 0 ? &maps.w[1] : nullptr,
+            tiles.row_of(tile, matrix, kRows)};
+  }
+  // Columns of the tile: kRows rows of 128 bytes.
+  template <int kRows>
+  __device__ __forceinline__ void load(int column, u32 to, u32 barrier) const {
+    cp_async_bulk_tensor_load(to, map, barrier, kEvictFirst, column, row);
+    if (map_of_up != nullptr)
+      cp_async_bulk_tensor_load(to + kRows / 2 * kSwizzleRowBytes, map_of_up, barrier, kEvictFirst,
+                                column, row);
+  }
+};
 
 // sum_stages() by kChains accumulators.
 template <class Element, int kRowsOfB, int kChains, class Release, class Issued>

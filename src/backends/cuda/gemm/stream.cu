@@ -2,9 +2,9 @@
 // 16 rows of weights, operand A, with all tokens by mma.sync.
 //
 // One producer warp loads weights by TMA, and begins before the kernel ahead of this one on the
-// stream has ended: the weights do not depend on it. Another loads x. A stage has some columns of a
-// group of tiles and of x, in swizzle atoms. With an RMS norm of x the warps that multiply compute
-// it first, and keep its rows in shared memory.
+// stream has ended: the weights do not depend on it. A stage has some columns of a group of tiles,
+// in swizzle atoms. The warps that multiply first copy the rows of x to shared memory, or their RMS
+// norm. Where they do not fit, another producer warp loads x, and stages have columns of both.
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/elementwise/rms_norm.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
@@ -17,15 +17,13 @@
 namespace headrace::cuda::gemm {
 namespace {
 
-constexpr int kThreads = 32 * (kStreamMaxTiles + 2);
-constexpr int kNormBarrier = 1;
-// The ring is aligned to 1024 bytes; barriers are behind it, then the rows of a norm.
-constexpr unsigned smem_bytes(bool has_norm) {
-  constexpr unsigned kOthers = 16 * kStreamMaxStages + 1024;
-  return kOthers + (has_norm ? kStreamNormRingBytes + kNormBytes : kStreamRingBytes);
-}
-static_assert(kStreamCtasPerSm * (smem_bytes(false) + 1024) <= 228 * 1024);
-static_assert(kStreamCtasPerSm * (smem_bytes(true) + 1024) <= 228 * 1024);
+constexpr int kThreads = 32 * (kStreamWarps + 2);
+// Named barriers: the second is that of the group's first tile.
+[[maybe_unused]] constexpr int kRowBarrier = 1, kChainBarrier = 2;
+// The ring is aligned to 1024 bytes; the rows of x are behind it, then barriers.
+constexpr unsigned kSmemBytes = kStreamBytes + 16 * kStreamMaxStages + 1024;
+// What the system takes of each CTA, and the sums of a norm and of chains.
+static_assert(kStreamCtasPerSm * (kSmemBytes + 1024 + 256 + 2048) <= 228 * 1024);
 
 struct TileRange {
   int first, last;
@@ -37,61 +35,108 @@ __device__ __forceinline__ TileRange tiles_of_cta(const StreamParams& p) {
   return {begin(blockIdx.x), begin(blockIdx.x + 1)};
 }
 
-// Calls load(first tile, number of tiles, first column) for each stage.
-template <class Load>
-__device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing& ring, Load load) {
+// Calls begin(first tile, number of tiles) for each group, then load(first column) for each of its
+// stages.
+template <class Begin, class Load>
+__device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing& ring, Begin begin,
+                                               Load load) {
   const TileRange tiles = tiles_of_cta(p);
+  StageProducer producer{ring};
   for (int tile = tiles.first; tile < tiles.last; tile += p.plan.group) {
-    const int count = min(p.plan.group, tiles.last - tile);
-    for (int i = 0; i < p.plan.num_stage_loads; ++i, ring.next()) {
-      mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      load(tile, count, i * kStreamColumns);
-    }
+    begin(tile, min(p.plan.group, tiles.last - tile));
+    for (int i = 0; i < p.plan.num_stage_loads; ++i)
+      producer.next([&] { load(i * kStreamColumns); });
   }
 }
 
 [[maybe_unused]] __device__ __forceinline__ void load_weights(const StreamParams& p,
                                                               const Maps& maps, StageRing ring,
                                                               int lane) {
-  for_each_stage(p, ring, [&](int tile, int count, int column) {
-    constexpr int kAtomBytes = kStreamTileRows * kSwizzleRowBytes;
-    if (lane == 0)
-      mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(count * kStreamTileBytes));
-    if (lane < count * kStreamAtoms) {
-      const int mine = tile + lane / kStreamAtoms, atom = lane % kStreamAtoms;
-      load_tile<kStreamTileRows>(p.tiles, maps, mine, column + atom * kSwizzleAtomCols,
-                                 ring.data() + static_cast<u32>(lane * kAtomBytes), ring.full(),
-                                 kEvictFirst);
-    }
+  const int first_column = lane % kStreamAtoms * kSwizzleAtomCols;
+  const u32 offset = static_cast<u32>(lane * kStreamAtomBytes);
+  u32 bytes = 0;
+  bool has_atom = false;
+  TileSource from{};
+  const auto begin = [&](int tile, int count) {
+    bytes = static_cast<u32>(count * kStreamTileBytes);
+    has_atom = lane < count * kStreamAtoms;
+    from = TileSource::of<kStreamTileRows>(p.tiles, maps, tile + lane / kStreamAtoms);
+  };
+  for_each_stage(p, ring, begin, [&](int column) {
+    if (lane == 0) mbarrier_arrive_expect_tx(ring.full(), bytes);
+    if (has_atom)
+      from.load<kStreamTileRows>(column + first_column, ring.data() + offset, ring.full());
     __syncwarp();
   });
 }
 
+// A box has all atoms of a stage, which is the faster, or one. (Boxes of all atoms of a tile of
+// weights cost the 8B shape 3 %.)
 [[maybe_unused]] __device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps,
                                                         StageRing ring, int lane) {
   griddep_wait();
-  const u32 offset = static_cast<u32>(p.plan.group * kStreamTileBytes);
-  const int atom_bytes = p.plan.tokens * kSwizzleRowBytes;
-  for_each_stage(p, ring, [&](int, int, int column) {
-    if (lane == 0)
-      mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(kStreamAtoms * atom_bytes));
-    if (lane < kStreamAtoms)
-      cp_async_bulk_tensor_load(ring.data() + offset + static_cast<u32>(lane * atom_bytes), &maps.x,
-                                ring.full(), kEvictLast, column + lane * kSwizzleAtomCols, 0);
-    __syncwarp();
-  });
+  const bool has_all = p.plan.x_box_atoms > 1;
+  const int atom_bytes = p.num_tokens * kSwizzleRowBytes;
+  const u32 offset = static_cast<u32>(p.plan.group * kStreamTileBytes + lane * atom_bytes);
+  for_each_stage(
+      p, ring, [](int, int) {},
+      [&](int column) {
+        if (lane == 0)
+          mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(kStreamAtoms * atom_bytes));
+        if (lane < kStreamAtoms / p.plan.x_box_atoms)
+          cp_async_bulk_tensor_load(ring.data() + offset, &maps.x, ring.full(), kEvictLast,
+                                    has_all ? 0 : column + lane * kSwizzleAtomCols, 0,
+                                    has_all ? column / kSwizzleAtomCols : 0, 0);
+        __syncwarp();
+      });
 }
 
-// Writes the normalised rows of x to shared memory, with zeros behind their last columns: weights
-// that do not exist are zeros there too, and 0 x NaN would be NaN. By kStreamMaxTiles warps, each
-// with the work of two of rms_norm().
+constexpr int kRowThreads = 32 * kStreamWarps;  // that write the rows of x
+
+// Zeros behind the last columns of the rows: weights that do not exist are zeros there too, and 0 x
+// NaN would be NaN.
+__device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, int thread) {
+  const int num_columns = p.plan.num_stage_loads * kStreamColumns;
+  for (int at = p.columns + thread * rms::kVec; at < num_columns; at += kRowThreads * rms::kVec)
+    for (int token = 0; token < p.num_tokens; ++token)
+      sm90::store_chunk(to + static_cast<u32>(token * p.row_pitch + 2 * at), sm90::Chunk{});
+}
+
+// Writes the rows of x to shared memory.
+[[maybe_unused]] __device__ __forceinline__ void copy_rows(const StreamParams& p, u32 to,
+                                                           int thread) {
+  constexpr int kHeld = 4;  // loads of a thread under way
+  clear_row_ends(p, to, thread);
+  griddep_wait();
+  for (int token = 0; token < p.num_tokens; ++token) {
+    const auto* row = static_cast<const std::uint16_t*>(p.x) + token * p.x_stride;
+    for (int first = thread * rms::kVec; first < p.columns;
+         first += kHeld * kRowThreads * rms::kVec) {
+      sm90::Chunk held[kHeld];
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int at = first + i * kRowThreads * rms::kVec;
+        if (at < p.columns) held[i] = *reinterpret_cast<const sm90::Chunk*>(row + at);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int at = first + i * kRowThreads * rms::kVec;
+        if (at < p.columns)
+          sm90::store_chunk(to + static_cast<u32>(token * p.row_pitch + 2 * at), held[i]);
+      }
+    }
+  }
+  bar_sync(kRowBarrier, kRowThreads);
+}
+
+// The same, normalised: kStreamWarps warps, each with the work of two of rms_norm().
 [[maybe_unused]] __device__ __forceinline__ void norm_rows(const StreamParams& p, u32 to, int warp,
                                                            int lane) {
-  constexpr int kThreads = 32 * kStreamMaxTiles, kParts = rms::kThreads / kThreads;
+  constexpr int kParts = rms::kThreads / kRowThreads;
   constexpr int kHeld = 2;  // vectors of a thread of rms_norm(): 4096 columns
-  __shared__ float sums[kNormTokens][rms::kWarps];
+  __shared__ float sums[kMaxRows][rms::kWarps];
   const auto column = [&](int part, int i) {
-    return (32 * (warp + part * kStreamMaxTiles) + lane + i * rms::kThreads) * rms::kVec;
+    return (32 * (warp + part * kStreamWarps) + lane + i * rms::kThreads) * rms::kVec;
   };
   const auto for_each_vector = [&](auto body) {
 #pragma unroll
@@ -103,11 +148,7 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
   rms::Weights weights[kParts][kHeld];
   for_each_vector(
       [&](int part, int i, int at) { weights[part][i] = rms::load_weights(p.norm.weight, at); });
-  const int num_columns = p.plan.num_stage_loads * kStreamColumns;
-  for (int at = p.columns + (warp * 32 + lane) * rms::kVec; at < num_columns;
-       at += kThreads * rms::kVec)
-    for (int token = 0; token < p.num_tokens; ++token)
-      sm90::store_chunk(to + static_cast<u32>(token * p.norm_pitch + 2 * at), sm90::Chunk{});
+  clear_row_ends(p, to, warp * 32 + lane);
   griddep_wait();
   sm90::Chunk x[kParts][kHeld], next[kParts][kHeld];
   const auto load = [&](int token) {
@@ -125,25 +166,24 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       sum[part] = rms::warp_sum(sum[part]);
-      if (lane == 0) sums[token][warp + part * kStreamMaxTiles] = sum[part];
+      if (lane == 0) sums[token][warp + part * kStreamWarps] = sum[part];
     }
-    bar_sync(kNormBarrier, kThreads);
+    bar_sync(kRowBarrier, kRowThreads);
     const float scale = rms::scale_of(sums[token], p.columns, p.norm.eps);
     for_each_vector([&](int part, int i, int at) {
-      sm90::store_chunk(to + static_cast<u32>(token * p.norm_pitch + 2 * at),
+      sm90::store_chunk(to + static_cast<u32>(token * p.row_pitch + 2 * at),
                         rms::scaled(x[part][i], scale, weights[part][i]));
     });
   }
-  bar_sync(kNormBarrier, kThreads);
+  bar_sync(kRowBarrier, kRowThreads);
 }
 
-// For the tile of a warp in each group: multiply(tile), or skip() where the last group of the CTA
-// has no tile for the warp.
+// For a tile of each group: multiply(tile), or skip() where the last group of the CTA has none.
 template <class Body, class Skip>
-__device__ __forceinline__ void for_each_tile(const StreamParams& p, int warp, Body body,
+__device__ __forceinline__ void for_each_tile(const StreamParams& p, int idx, Body body,
                                               Skip skip) {
   const TileRange tiles = tiles_of_cta(p);
-  for (int tile = tiles.first + warp; tile < tiles.last + warp; tile += p.plan.group) {
+  for (int tile = tiles.first + idx; tile < tiles.last + idx; tile += p.plan.group) {
     if (tile < tiles.last)
       body(tile);
     else
@@ -151,40 +191,42 @@ __device__ __forceinline__ void for_each_tile(const StreamParams& p, int warp, B
   }
 }
 
-// An atom of a stage in registers: of a tile, and of x. A: rows first; B of 8 tokens: two steps by
-// one ldmatrix, of 16 tokens: both halves of the tokens by one.
-template <class Element, int kTokens>
+// What a chain takes of an atom of a stage, in registers: every kChains-th step of a tile, and of
+// x. A: rows first; B of 8 tokens: two steps by one ldmatrix, of 16 tokens: both halves of the
+// tokens by one.
+template <class Element, int kTokens, bool kHasRows, int kChains>
 struct Fragments {
-  static constexpr int kSteps = kSwizzleAtomCols / 16, kStepsOfB = kTokens == 16 ? 1 : 2;
+  static constexpr int kSteps = kSwizzleAtomCols / 16 / kChains;
+  static constexpr int kStepsOfB = kTokens == 16 ? 1 : 2;
   u32 a[kSteps][4], b[kSteps / kStepsOfB][4];
 
-  // x(token, chunk): address of 16 bytes of the atom.
-  template <class AddressOfX>
-  __device__ __forceinline__ void load(u32 w, AddressOfX x, int lane) {
+  // The lane's rows: of the tile, and of x in the stage or in the rows.
+  __device__ __forceinline__ void load(u32 w_row, u32 x_row, int chain, int lane) {
+    const auto chunk_of = [&](int step) { return 2 * (step * kChains + chain); };
+    const auto x_chunk = [&](int chunk) {
+      return kHasRows ? x_row + static_cast<u32>(16 * chunk) : swizzled_chunk(x_row, chunk);
+    };
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = 2 * step;
-      ldmatrix_x4(a[step], chunk_address(w, lane & 15, chunk + (lane >> 4)));
+      ldmatrix_x4(a[step], swizzled_chunk(w_row, chunk_of(step) + (lane >> 4)));
       if constexpr (kTokens == 16)
-        ldmatrix_x4(b[step], x((lane & 7) + (lane >> 4) * 8, chunk + (lane >> 3 & 1)));
+        ldmatrix_x4(b[step], x_chunk(chunk_of(step) + (lane >> 3 & 1)));
       else if (step % kStepsOfB == 0)
-        ldmatrix_x4(b[step / kStepsOfB], x(lane & 7, chunk + (lane >> 3)));
+        ldmatrix_x4(b[step / kStepsOfB], x_chunk(chunk_of(step + (lane >> 4)) + (lane >> 3 & 1)));
     }
   }
   // Of the last loads, for released_behind(): loads return in order.
   __device__ __forceinline__ u32 last_words() const {
     return a[kSteps - 1][3] ^ b[kSteps / kStepsOfB - 1][3];
   }
-  template <int kChains>
-  __device__ __forceinline__ void multiply(float (&d)[kChains][kTokens / 8][4]) const {
+  __device__ __forceinline__ void multiply(float (&d)[kTokens / 8][4]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float(&sum)[kTokens / 8][4] = d[step % kChains];
       if constexpr (kTokens == 16) {
-        Element::mma(sum[0], a[step], b[step][0], b[step][1]);
-        Element::mma(sum[1], a[step], b[step][2], b[step][3]);
+        Element::mma(d[0], a[step], b[step][0], b[step][1]);
+        Element::mma(d[1], a[step], b[step][2], b[step][3]);
       } else {
-        Element::mma(sum[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+        Element::mma(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
       }
     }
   }
@@ -234,34 +276,52 @@ struct OutElements {
   }
 };
 
-// A step takes 33 clocks of its chain. An atom is loaded before the products of the atom ahead of
-// it, so that chains do not wait for shared memory. (Two whole stages need too many registers for
-// two CTAs on a multiprocessor.) normed: the rows of a norm.
-template <class Element, int kTokens, bool kHasNorm, int kChains>
-__device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed, int warp,
-                               int lane) {
-  static_assert(kStreamAtoms == 2);
-  const u32 w = static_cast<u32>(warp * kStreamTileBytes);
-  const u32 x = static_cast<u32>(p.plan.group * kStreamTileBytes);
-  StageRing ahead = ring;  // the stage that is loaded
-  const auto load = [&](Fragments<Element, kTokens>& to, int stage_load, int atom) {
-    const auto at = static_cast<u32>(atom * kSwizzleRowBytes);
-    const u32 w_atom = ahead.data() + w + kStreamTileRows * at;
-    if constexpr (kHasNorm) {
-      // Columns of the result behind num_tokens are those of the first token, and not stored.
-      const u32 first = normed + static_cast<u32>(stage_load * kStreamRowBytes) + at;
-      to.load(
-          w_atom,
-          [&](int token, int chunk) {
-            const int row = token < p.num_tokens ? token : 0;
-            return first + static_cast<u32>(row * p.norm_pitch + 16 * chunk);
-          },
-          lane);
-    } else {
-      const u32 x_atom = ahead.data() + x + kTokens * at;
-      to.load(
-          w_atom, [&](int token, int chunk) { return chunk_address(x_atom, token, chunk); }, lane);
+// The sums of two chains of a tile meet in the first one's warp.
+template <int kTokens, int kChains>
+__device__ __forceinline__ void meet_chains(float (&d)[kTokens / 8][4], int tile, int chain,
+                                            int lane) {
+  if constexpr (kChains == 2) {
+    __shared__ float4 of_last[kStreamWarps / 2][kTokens / 8][32];
+    if (chain == 1) {
+#pragma unroll
+      for (int n = 0; n < kTokens / 8; ++n)
+        of_last[tile][n][lane] = {d[n][0], d[n][1], d[n][2], d[n][3]};
     }
+    bar_sync(kChainBarrier + tile, 64);
+#pragma unroll
+    for (int n = 0; n < kTokens / 8 && chain == 0; ++n) {
+      const float4 last = of_last[tile][n][lane];
+      d[n][0] = add_chains<2>(d[n][0], last.x), d[n][1] = add_chains<2>(d[n][1], last.y);
+      d[n][2] = add_chains<2>(d[n][2], last.z), d[n][3] = add_chains<2>(d[n][3], last.w);
+    }
+    bar_sync(kChainBarrier + tile, 64);  // before the sums of the next tile
+  }
+}
+
+// A chain has a warp: a step takes 33 clocks of it, and the loads, waits and releases of a stage
+// as long again. An atom is loaded before the products of the atom ahead of it, so that chains do
+// not wait for shared memory. (Two whole stages need too many registers for two CTAs on a
+// multiprocessor.) rows: of x, where they are not in the stages.
+template <class Element, int kTokens, bool kHasRows, int kChains>
+__device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 rows, int warp,
+                               int lane) {
+  const int tile_of_group = warp / kChains, chain = warp % kChains;
+  using Atom = Fragments<Element, kTokens, kHasRows, kChains>;
+  const u32 w = static_cast<u32>(tile_of_group * kStreamTileBytes + (lane & 15) * kSwizzleRowBytes);
+  // Columns of the result behind num_tokens are those of the first token, and not stored.
+  const int lane_token = (lane & 7) + (kTokens == 16 ? lane >> 4 << 3 : 0);
+  const int token = lane_token < p.num_tokens ? lane_token : 0;
+  const u32 x = kHasRows
+                    ? rows + static_cast<u32>(token * p.row_pitch)
+                    : static_cast<u32>(p.plan.group * kStreamTileBytes + token * kSwizzleRowBytes);
+  const u32 x_atom_bytes = static_cast<u32>(p.num_tokens * kSwizzleRowBytes);
+  StageRing ahead = ring;  // the stage that is loaded
+  const auto load = [&](Atom& to, int stage_load, int atom) {
+    const u32 at = static_cast<u32>(atom);
+    const u32 x_row =
+        kHasRows ? x + static_cast<u32>(stage_load * kStreamRowBytes) + at * kSwizzleRowBytes
+                 : ahead.data() + x + at * x_atom_bytes;
+    to.load(ahead.data() + w + at * kStreamAtomBytes, x_row, chain, lane);
   };
   // loads: of the next stage, which do not read this one, but check_sass.py cannot know.
   const auto release = [&](u32 loads) {
@@ -273,29 +333,33 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed
   griddep_wait();  // out may be read by the kernel before, or written; x is complete no earlier
   const auto multiply = [&](int tile) {
     const OutElements<Element, kTokens> out(p, tile, lane);
-    float d[kChains][kTokens / 8][4] = {}, old[kTokens / 2];
-    if (p.out.adds != 0) out.load(old);
-    Fragments<Element, kTokens> first, second;  // atoms of a stage
+    float d[kTokens / 8][4] = {}, old[kTokens / 2];
+    if (p.out.adds != 0 && chain == 0) out.load(old);
+    Atom held[2];  // in turns
     mbarrier_wait(ahead.full(), ahead.parity);
-    load(first, 0, 0);
+    load(held[0], 0, 0);
 #pragma unroll 1
     for (int i = 0; i < p.plan.num_stage_loads; ++i) {
-      load(second, i, 1);
-      ahead.next();
-      first.multiply(d);
-      if (i + 1 < p.plan.num_stage_loads) {
-        mbarrier_wait(ahead.full(), ahead.parity);
-        load(first, i + 1, 0);
-      }
-      second.multiply(d);
-      release(first.last_words());
-    }
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i)
-      d[0][i / 4][i % 4] = add_chains<kChains>(d[0][i / 4][i % 4], d[kChains - 1][i / 4][i % 4]);
-    out.store(d[0], old);
+      for (int atom = 0; atom < kStreamAtoms - 2; ++atom) {
+        load(held[(atom + 1) % 2], i, atom + 1);
+        held[atom % 2].multiply(d);
+      }
+      load(held[1], i, kStreamAtoms - 1);
+      ahead.next();
+      // Asked for early, so that the answer comes beside the products.
+      const bool has_next = i + 1 < p.plan.num_stage_loads;
+      const bool is_full = !has_next || mbarrier_test_wait(ahead.full(), ahead.parity);
+      held[0].multiply(d);
+      if (!is_full) mbarrier_wait(ahead.full(), ahead.parity);
+      if (has_next) load(held[0], i + 1, 0);
+      held[1].multiply(d);
+      release(held[0].last_words());
+    }
+    meet_chains<kTokens, kChains>(d, tile_of_group, chain, lane);
+    if (chain == 0) out.store(d, old);
   };
-  for_each_tile(p, warp, multiply, [&] {
+  for_each_tile(p, tile_of_group, multiply, [&] {
     for (int i = 0; i < p.plan.num_stage_loads; ++i) {
       mbarrier_wait(ring.full(), ring.parity);
       release(0);
@@ -303,7 +367,7 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 normed
   });
 }
 
-template <class Element, int kTokens, bool kHasNorm>
+template <class Element, int kTokens, bool kHasRows>
 __global__ void __launch_bounds__(kThreads, kStreamCtasPerSm)
     stream(const __grid_constant__ StreamParams p, const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -312,49 +376,56 @@ __global__ void __launch_bounds__(kThreads, kStreamCtasPerSm)
                  .barriers = 0,
                  .stage_bytes = p.plan.stage_bytes,
                  .num_stages = p.plan.num_stages};
-  ring.barriers = ring.base + (kHasNorm ? kStreamNormRingBytes : kStreamRingBytes);
-  const u32 normed = ring.barriers + 16 * kStreamMaxStages;
+  ring.barriers = ring.base + kStreamBytes;
+  const u32 rows = ring.base + static_cast<u32>(p.plan.ring_bytes);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  // Arrivals of the producers, and of each warp of a group.
-  if (threadIdx.x == 0) ring.init_barriers(kHasNorm ? 1 : 2, static_cast<u32>(p.plan.group));
+  // Arrivals of the producers, and of each warp that multiplies.
+  const int num_warps = p.plan.group * p.num_chains;
+  if (threadIdx.x == 0) ring.init_barriers(kHasRows ? 1 : 2, static_cast<u32>(num_warps));
   __syncthreads();
   griddep_launch_dependents();
-  if (warp == kStreamMaxTiles) {
+  if (warp == kStreamWarps) {
     load_weights(p, maps, ring, lane);
-  } else if (warp == kStreamMaxTiles + 1) {
-    if constexpr (!kHasNorm) load_x(p, maps, ring, lane);
+  } else if (warp == kStreamWarps + 1) {
+    if constexpr (!kHasRows) load_x(p, maps, ring, lane);
   } else {
-    if constexpr (kHasNorm) norm_rows(p, normed, warp, lane);
-    if (warp >= p.plan.group) return;
+    if constexpr (kHasRows) {
+      if (p.norm.weight != nullptr)
+        norm_rows(p, rows, warp, lane);
+      else
+        copy_rows(p, rows, warp * 32 + lane);
+    }
+    if (warp >= num_warps) return;
     if (p.num_chains == 1)
-      multiply_tiles<Element, kTokens, kHasNorm, 1>(p, ring, normed, warp, lane);
+      multiply_tiles<Element, kTokens, kHasRows, 1>(p, ring, rows, warp, lane);
     else
-      multiply_tiles<Element, kTokens, kHasNorm, 2>(p, ring, normed, warp, lane);
+      multiply_tiles<Element, kTokens, kHasRows, 2>(p, ring, rows, warp, lane);
   }
 #endif
 }
 
-template <class Element, int kTokens, bool kHasNorm = false>
+template <class Element, int kTokens, bool kHasRows = false>
 Status launch_variant(const char* name, const StreamCall& call) {
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(call.params.plan.num_ctas)),
                           .block = dim3(kThreads),
-                          .smem_bytes = smem_bytes(kHasNorm),
+                          .smem_bytes = kSmemBytes,
                           .use_pdl = true};
   static AllowedSmem allowed;
-  HEADRACE_TRY(allow_smem(shape, stream<Element, kTokens, kHasNorm>, allowed));
-  return launch(shape, static_cast<cudaStream_t>(call.stream), stream<Element, kTokens, kHasNorm>,
+  HEADRACE_TRY(allow_smem(shape, stream<Element, kTokens, kHasRows>, allowed));
+  return launch(shape, static_cast<cudaStream_t>(call.stream), stream<Element, kTokens, kHasRows>,
                 call.params, call.maps);
 }
 
 }  // namespace
 
 Status launch_stream(const StreamCall& call) {
-  const bool is_bf16 = call.dtype == DType::bf16, is_8 = call.params.plan.tokens == 8;
+  const bool is_bf16 = call.dtype == DType::bf16, is_8 = call.params.num_tokens <= 8;
   using sm90::Bf16Element, sm90::F16Element;
-  if (call.params.norm.weight != nullptr)
-    return launch_variant<Bf16Element, 8, true>("gemm_stream<bf16, 8, norm>", call);
+  if (call.params.plan.has_rows)
+    return is_bf16 ? launch_variant<Bf16Element, 8, true>("gemm_stream<bf16, rows>", call)
+                   : launch_variant<F16Element, 8, true>("gemm_stream<f16, rows>", call);
   if (is_bf16)
     return is_8 ? launch_variant<Bf16Element, 8>("gemm_stream<bf16, 8>", call)
                 : launch_variant<Bf16Element, 16>("gemm_stream<bf16, 16>", call);

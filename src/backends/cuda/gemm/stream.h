@@ -9,43 +9,45 @@
 namespace headrace::cuda::gemm {
 
 inline constexpr int kStreamTileRows = 16;  // of weights, by a warp
-inline constexpr int kStreamAtoms = 2;      // of a stage, 64 columns each
+inline constexpr int kStreamAtomBytes = kStreamTileRows * kSwizzleRowBytes;  // of a tile
+// Of a stage, 64 columns each. A producer takes about 170 clocks for a stage and 55 for a box of an
+// atom: with two atoms it was what products of few rows waited for.
+inline constexpr int kStreamAtoms = 4;
 inline constexpr int kStreamColumns = kStreamAtoms * kSwizzleAtomCols;
 inline constexpr int kStreamRowBytes = kStreamAtoms * kSwizzleRowBytes;
-inline constexpr int kStreamTileBytes = kStreamTileRows * kStreamRowBytes;
-// Tiles that a CTA computes at a time. With four of them the ring has at least five stages; with
-// seven it had three, of which a warp holds one, and large matrices came at 92 % of the bandwidth.
-inline constexpr int kStreamMaxTiles = 4;
-// Two CTAs fit a multiprocessor, so that the next product loads its first stages while this one
-// ends.
-inline constexpr int kStreamRingBytes = 104 * 1024;
+inline constexpr int kStreamTileBytes = kStreamAtoms * kStreamAtomBytes;
+inline constexpr int kStreamWarps = 4;  // that multiply: one for each chain of a tile
+// The ring and the rows of x. Two CTAs fit a multiprocessor, so that the next product loads its
+// first stages while this one ends.
+inline constexpr int kStreamBytes = 108 * 1024;
 inline constexpr int kStreamCtasPerSm = 2;
 inline constexpr int kStreamMaxStages = 16;
 
-// With a norm each CTA has all rows of x in shared memory, behind a ring that holds weights alone:
-// six stages of four tiles.
-inline constexpr int kStreamNormRingBytes = 96 * 1024;
-static_assert(norm_pitch(kStreamColumns + 8) == 2 * kStreamRowBytes + 16);
-
-// The work of a launch. CTA i has tiles [i * count / ctas, (i + 1) * count / ctas), `group` of them
-// at a time.
+// A tile of two chains has a warp for each. The work of a launch: CTA i has tiles [i * count /
+// ctas, (i + 1) * count / ctas), `group` of them at a time.
 struct StreamPlan {
   int num_ctas, group;
-  int stage_bytes, num_stages;
-  int tokens;           // of a stage
+  bool has_rows;  // of x, in shared memory: x is not in the stages
+  int ring_bytes, stage_bytes, num_stages;
   int num_stage_loads;  // stages that a row of weights has
+  int x_box_atoms;      // that TMA loads of x at a time: all of a stage, or one
 
-  static constexpr StreamPlan of(int num_tiles, std::int64_t columns, int tokens, int num_units,
-                                 bool has_norm) {
+  static constexpr StreamPlan of(int num_tiles, std::int64_t columns, int num_tokens, int num_units,
+                                 int num_chains) {
     StreamPlan s{};
     s.num_ctas = std::clamp(num_tiles, 1, std::max(num_units, 1) * kStreamCtasPerSm);
+    s.has_rows = has_few_rows(num_tokens, columns);
+    s.ring_bytes = kStreamBytes - (s.has_rows ? kRowBytes : 0);
+    const int x_bytes = round_up(s.has_rows ? 0 : num_tokens * kStreamRowBytes, 1024);
+    // As many tiles at a time as there are warps for, so that x is read seldom, in three stages.
+    const int fit = (s.ring_bytes / 3 - x_bytes) / kStreamTileBytes;
     const int most = ceil_div(num_tiles, s.num_ctas);  // tiles of a CTA
-    s.group = ceil_div(most, ceil_div(most, kStreamMaxTiles));
-    s.tokens = tokens;
-    s.stage_bytes = (s.group * kStreamTileRows + (has_norm ? 0 : tokens)) * kStreamRowBytes;
-    const int ring_bytes = has_norm ? kStreamNormRingBytes : kStreamRingBytes;
-    s.num_stages = std::min(kStreamMaxStages, ring_bytes / s.stage_bytes);
+    s.group = ceil_div(most, ceil_div(most, std::min(fit, kStreamWarps / num_chains)));
+    s.stage_bytes = s.group * kStreamTileBytes + x_bytes;
+    s.num_stages = std::min(kStreamMaxStages, s.ring_bytes / s.stage_bytes);
     s.num_stage_loads = static_cast<int>(ceil_div<std::int64_t>(columns, kStreamColumns));
+    // Atoms are an axis of the tensor where they are whole.
+    s.x_box_atoms = columns % kSwizzleAtomCols == 0 ? kStreamAtoms : 1;
     return s;
   }
 };
@@ -55,11 +57,11 @@ struct StreamParams {
   Output out;
   StreamPlan plan;
   std::int32_t num_tokens, num_chains;
-  // With a norm alone, when maps.x is not used.
+  // With rows of x alone, when maps.x is not used.
   InputNorm norm;
   const void* x;
   std::int64_t x_stride;
-  std::int32_t columns, norm_pitch;
+  std::int32_t columns, row_pitch;
 };
 
 struct StreamCall {
@@ -68,7 +70,6 @@ struct StreamCall {
   DType dtype;
   Stream stream;
 };
-// plan.tokens: 8 or 16.
 Status launch_stream(const StreamCall& call);
 
 }  // namespace headrace::cuda::gemm

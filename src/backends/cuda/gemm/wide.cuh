@@ -19,35 +19,42 @@ constexpr int wide_threads(int groups) { return 128 * groups + 64; }
 inline constexpr unsigned kWideSmemBytes = kWideRingBytes + 16 * kWideMaxStages + 1024;
 static_assert(kWideSmemBytes <= kSmemLimitSm90);
 
-// Calls load(tile, column) for each stage, once it is empty.
-template <class Load>
+// Calls begin(tile), then load(column) for each of its stages, once it is empty.
+template <class Begin, class Load>
 __device__ __forceinline__ void for_each_wide_stage(const WideParams& p, StageRing& ring,
-                                                    Load load) {
-  for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles.count; tile += p.plan.num_ctas)
-    for (int i = 0; i < p.plan.num_stage_loads; ++i, ring.next()) {
-      mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      load(tile, i * kSwizzleAtomCols);
-    }
+                                                    Begin begin, Load load) {
+  StageProducer producer{ring};
+  for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles.count; tile += p.plan.num_ctas) {
+    begin(tile);
+    for (int i = 0; i < p.plan.num_stage_loads; ++i)
+      producer.next([&] { load(i * kSwizzleAtomCols); });
+  }
 }
 
 template <int kRows>
 __device__ __forceinline__ void load_wide_weights(const WideParams& p, const Maps& maps,
                                                   StageRing ring) {
-  for_each_wide_stage(p, ring, [&](int tile, int column) {
-    mbarrier_arrive_expect_tx(ring.full(), kRows * kSwizzleRowBytes);
-    load_tile<kRows>(p.tiles, maps, tile, column, ring.data(), ring.full(), kEvictFirst);
-  });
+  TileSource from{};
+  for_each_wide_stage(
+      p, ring, [&](int tile) { from = TileSource::of<kRows>(p.tiles, maps, tile); },
+      [&](int column) {
+        mbarrier_arrive_expect_tx(ring.full(), kRows * kSwizzleRowBytes);
+        from.load<kRows>(column, ring.data(), ring.full());
+      });
 }
 
 template <int kRows>
 __device__ __forceinline__ void load_wide_tokens(const WideParams& p, const Maps& maps,
                                                  StageRing ring) {
   griddep_wait();
-  for_each_wide_stage(p, ring, [&](int, int column) {
-    mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(p.plan.box_tokens * kSwizzleRowBytes));
-    cp_async_bulk_tensor_load(ring.data() + kRows * kSwizzleRowBytes, &maps.x, ring.full(),
-                              kEvictLast, column, 0);
-  });
+  for_each_wide_stage(
+      p, ring, [](int) {},
+      [&](int column) {
+        mbarrier_arrive_expect_tx(ring.full(),
+                                  static_cast<u32>(p.plan.box_tokens * kSwizzleRowBytes));
+        cp_async_bulk_tensor_load(ring.data() + kRows * kSwizzleRowBytes, &maps.x, ring.full(),
+                                  kEvictLast, column, 0);
+      });
 }
 
 template <class Element, int kRows>
