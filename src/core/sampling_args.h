@@ -32,6 +32,16 @@ struct Candidate {
   std::int32_t token;
 };
 
+struct LogitBias {
+  std::int32_t token;
+  float value;  // added; -infinity forbids the token
+};
+
+struct TokenCount {
+  std::int32_t token;
+  std::int32_t count;  // in a history
+};
+
 // The passes of a GPU, over rows of logits in its memory.
 
 // At once: the second axis of a grid.
