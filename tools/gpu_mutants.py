@@ -56,6 +56,7 @@ UNITS = {
     "cuda_gemm": ["gemm/stream", "gemm/tiles_bf16", "gemm/tiles_f16", "gemm/wide_bf16", "gemm/wide_f16"],
     "cuda_executor": [],  # of the host: all that a mutant changes
     "cuda_engines": [],  # the same
+    "cuda_sampler": ["sampling/logit_passes"],
     "cuda_backward_rows": ["common/bwd_preprocess"],
     "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/postprocess", "sm90/bwd/hd64_fixed",
                          "sm90/bwd/hd128_fixed", "sm90/bwd/hd256_fixed"],

@@ -138,6 +138,7 @@ ON_CUDA = {
     "cuda_sparq": (gtest("CUDA SparQ", "tests/cuda/headrace_cuda_tests", "CudaSparq*"),),
     "cuda_gemm": (gtest("CUDA products", "tests/cuda/headrace_cuda_tests", "*GemmOnGpu*"),),
     "cuda_executor": (gtest("CUDA decoder", "tests/cuda/headrace_cuda_tests", "*DecoderOnGpu*"),),
+    "cuda_sampler": (gtest("CUDA sampler", "tests/cuda/headrace_cuda_tests", "*DeviceSampler*"),),
     "cuda_engines": (gtest("CUDA engines", "tests/cuda/headrace_cuda_tests", "EnginesOnGpu*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)

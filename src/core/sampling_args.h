@@ -32,22 +32,51 @@ struct Candidate {
   std::int32_t token;
 };
 
+struct LogitBias {
+  std::int32_t token;
+  float value;  // added; -infinity forbids the token
+};
+
+struct TokenCount {
+  std::int32_t token;
+  std::int32_t count;  // in a history
+};
+
 // The passes of a GPU, over rows of logits in its memory.
 
 // At once: the second axis of a grid.
 inline constexpr std::int64_t kMaxLogitQueries = 65535;
 
+// What a draw changes in a row before it: the mask, then biases, then penalties.
+struct LogitEdits {
+  const float* from;           // [vocab_size], of the model
+  float* to;                   // [vocab_size]
+  const std::uint64_t* mask;   // [blocks of kLogitBlock], a bit per token; null: all are allowed
+  const LogitBias* biases;     // [num_biases], those of a token side by side
+  const TokenCount* repeated;  // [num_repeated], each token once: of the repetition penalty
+  const TokenCount* counted;   // [num_counted], each token once: of presence and frequency
+  std::int32_t num_biases, num_repeated, num_counted;
+  double repetition_penalty, presence_penalty, frequency_penalty;
+};
+
+// With the bits of the CPU's.
+struct EditLogitsArgs {
+  std::int64_t vocab_size;
+  const LogitEdits* rows;  // [num_rows]
+  std::int64_t num_rows;   // up to kMaxLogitQueries
+};
+
 struct LogitQuery {
-  std::int64_t row;   // of the logits
-  float temperature;  // of the weights; 0: no weights
-  double uniform;     // of a draw, in [0, 1); below 0: the largest logit
+  const float* row;        // [vocab_size]
+  const float* model_row;  // [vocab_size], before edits; `row` where there are none
+  float temperature;       // of the weights; 0: no weights
+  double uniform;          // of a draw, in [0, 1); below 0: the largest logit
 };
 
 // Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
 // temperature also the sums of blocks of kWeightBlock weights, with the bits
 // of the CPU's.
 struct SummariseLogitsArgs {
-  const float* logits;  // [*, vocab_size]
   std::int64_t vocab_size;
   const LogitQuery* queries;  // [num_queries]
   std::int64_t num_queries;
@@ -57,22 +86,22 @@ struct SummariseLogitsArgs {
 };
 
 struct LogitRange {
-  std::int64_t row;
-  std::int32_t first_block, last_block;  // of kLogitBlock logits; the last one is not read
-  float at_least;                        // -infinity: all of them
+  std::int32_t query;  // of the row
+  float at_least;      // -infinity: all above it
 };
 
 // Of a row that GatherLogitsArgs takes: a counter per block fits 48 KiB of shared memory.
 inline constexpr std::int64_t kMaxGatherLogits = (48 * 1024 / 4 - 1) * kLogitBlock;
 
-// Logits of at least a bound, ascending by token.
+// Logits above -infinity of at least a bound, ascending by token.
 struct GatherLogitsArgs {
-  const float* logits;  // [*, vocab_size]
   std::int64_t vocab_size;
+  const LogitQuery* queries;
   const LogitRange* ranges;  // [num_ranges]
   std::int64_t num_ranges;
-  const float* maxima;    // [num_ranges, blocks of kLogitBlock], as summarised
+  const float* maxima;    // [*, blocks of kLogitBlock], of the queries, as summarised
   Candidate* candidates;  // [num_ranges, max_candidates], the first of them
+  float* model_logits;    // [num_ranges, max_candidates], of edited rows alone
   std::int64_t max_candidates;
   std::int32_t* counts;  // [num_ranges], of all
 };
@@ -80,6 +109,7 @@ struct GatherLogitsArgs {
 struct DrawnToken {
   std::int32_t token;  // below 0: none can be drawn
   float logit;         // of the token; NaN or +infinity: of token -1 - `token`; -infinity: all are
+  float model_logit;   // of the same token, before edits
   float max;           // of the row
   double sum;          // of the weights, with a temperature
 };
@@ -87,7 +117,6 @@ struct DrawnToken {
 // Tokens from the summaries of their rows: the first of the largest logits, or the token on which
 // `uniform` of the sum of all weights falls, added in the order and with the bits of the CPU.
 struct DrawTokensArgs {
-  const float* logits;  // [*, vocab_size]
   std::int64_t vocab_size;
   const LogitQuery* queries;  // [num_queries]
   std::int64_t num_queries;

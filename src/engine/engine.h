@@ -6,7 +6,7 @@
 // requests that steps have taken end, and the engine goes on.
 //
 // On a GPU a step is enqueued before the tokens of the step before it are read, where the device
-// draws them alone (DeviceSampler::draws_alone()). A sequence that ends with such a token has been
+// draws them alone (DeviceSampler::can_begin()). A sequence that ends with such a token has been
 // computed once too often.
 #pragma once
 
@@ -107,9 +107,9 @@ class Engine {
   struct Draw {
     Owner owner;
     std::int64_t row;
-    std::optional<std::int32_t> token = {};  // drawn on the device
-    float logprob = 0;
-    bool is_appended = false;  // before the token is known
+    std::span<const std::uint64_t> mask = {};  // of tokens that the grammar allows
+    std::int64_t device_draw = -1;             // of device_draws_; -1: drawn on the host
+    bool is_appended = false;                  // before the token is known
   };
   // What a sample gained and was not polled.
   struct Gain {
@@ -142,14 +142,18 @@ class Engine {
   Status draw_all();
   // Another sample of a prompt that is computed. True: its first token is to be drawn.
   bool fork(std::int64_t parent, Owner owner);
+  void find_masks();
+  // Those of draws_ that the device draws, to device_draws_.
+  void list_device_draws();
   Status draw_on_device();
   // Draws while the host goes on: the next step reads the tokens where the device puts them.
-  bool can_draw_later() const;
+  bool can_draw_later();
   Status draw_later();
   // The tokens of draw_later(), which the next step already computes.
   Status take_drawn();
-  static bool is_on_device(const Draw& draw);
-  DeviceSampler::Draw on_device(const Draw& draw) const;
+  // Without logits.
+  SamplingInput input_of(const Draw& draw) const;
+  void take(const Draw& draw, const DeviceSampler::Draw& drawn);
   // Of beam searches (engine_beams.cc).
   Status check_beams(const Request& request) const;
   void start_beams(ActiveRequest& active);
@@ -196,7 +200,7 @@ class Engine {
   // for.
   Buffer logits_;
   std::int64_t read_row_ = -1;
-  std::vector<std::uint64_t> mask_;  // of tokens that a grammar allows
+  std::vector<std::vector<std::uint64_t>> masks_;  // of draws_
   std::unordered_map<std::int64_t, ActiveRequest> active_;
   std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;

@@ -26,6 +26,7 @@ Status Engine::draw_all() {
   }
   read_row_ = -1;
   if (can_draw_later()) return draw_later();
+  find_masks();
   if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
   for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
   advance_beams();
@@ -44,44 +45,56 @@ bool Engine::fork(std::int64_t parent, Owner owner) {
   return scheduler_.state(forked.value()) == SequenceState::running;
 }
 
-DeviceSampler::Draw Engine::on_device(const Draw& draw) const {
-  return {.row = draw.row,
-          .options = &draw.owner.sample->options,
+SamplingInput Engine::input_of(const Draw& draw) const {
+  const std::int64_t sequence = draw.owner.sample->sequence;
+  const std::span<const std::int32_t> tokens = scheduler_.tokens(sequence);
+  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sequence));
+  return {.prompt = tokens.first(num_prompt),
+          .output = tokens.subspan(num_prompt),
+          .mask = draw.mask,
           .sequence_id = draw.owner.request->request.sequence_id,
-          .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))};
+          .position = std::ssize(tokens)};
 }
 
-// Whether the device draws the token of a sample.
-bool Engine::is_on_device(const Draw& draw) {
-  const ActiveSample& sample = *draw.owner.sample;
-  return !sample.matcher && !draw.owner.request->beams && DeviceSampler::takes(sample.options);
+// A sample whose grammar allows no token ends alone.
+void Engine::find_masks() {
+  masks_.resize(std::max(masks_.size(), draws_.size()));
+  for (std::size_t i = 0; i < draws_.size(); ++i) {
+    Draw& draw = draws_[i];
+    std::optional<text::Matcher>& matcher = draw.owner.sample->matcher;
+    if (!matcher || draw.owner.sample->has_finished) continue;
+    if (Status bad = matcher->allowed(masks_[i]))
+      finish(draw.owner, {}, FinishReason::error, bad->message);
+    else
+      draw.mask = masks_[i];
+  }
+}
+
+void Engine::list_device_draws() {
+  device_draws_.clear();
+  for (Draw& draw : draws_) {
+    if (draw.owner.request->beams || draw.owner.sample->has_finished) continue;
+    draw.device_draw = std::ssize(device_draws_);
+    device_draws_.push_back(
+        {.row = draw.row, .options = &draw.owner.sample->options, .input = input_of(draw)});
+  }
 }
 
 Status Engine::draw_on_device() {
-  device_draws_.clear();
-  for (const Draw& draw : draws_)
-    if (is_on_device(draw)) device_draws_.push_back(on_device(draw));
-  HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
-  auto drawn = device_draws_.begin();
-  for (Draw& draw : draws_)
-    if (is_on_device(draw)) {
-      draw.token = drawn->token;
-      draw.logprob = (drawn++)->logprob;
-    }
-  return std::nullopt;
+  list_device_draws();
+  return device_sampler_->draw(runner_->logits_on_device(), device_draws_);
 }
 
-bool Engine::can_draw_later() const {
-  return device_sampler_ && !options_.on_logits && !draws_.empty() &&
-         std::ssize(draws_) <= device_sampler_->max_draws() &&
-         std::ranges::all_of(draws_, [&](const Draw& draw) {
-           return is_on_device(draw) && device_sampler_->draws_alone(draw.owner.sample->options);
-         });
+bool Engine::can_draw_later() {
+  if (!device_sampler_ || options_.on_logits || draws_.empty() ||
+      std::ranges::any_of(draws_,
+                          [](const Draw& d) { return d.owner.sample->matcher.has_value(); }))
+    return false;
+  list_device_draws();
+  return device_draws_.size() == draws_.size() && device_sampler_->can_begin(device_draws_);
 }
 
 Status Engine::draw_later() {
-  device_draws_.clear();
-  for (const Draw& draw : draws_) device_draws_.push_back(on_device(draw));
   HEADRACE_TRY(device_sampler_->begin(runner_->logits_on_device(), device_draws_));
   for (std::size_t i = 0; i < draws_.size(); ++i) {
     const std::int64_t sequence = draws_[i].owner.sample->sequence;
@@ -105,14 +118,19 @@ Status Engine::take_drawn() {
     if (draw.owner.sample->has_finished) continue;
     if (draw.is_appended)
       scheduler_.replace_last(draw.owner.sample->sequence, drawn.token.value_or(0));
-    if (drawn.token)
-      accept(draw.owner, {.token = *drawn.token, .logprob = drawn.logprob, .top_logprobs = {}},
-             draw.is_appended);
-    else
-      finish(draw.owner, {}, FinishReason::error, drawn.failure->message);
+    take(draw, drawn);
   }
   drawn_later_.clear();
   return std::nullopt;
+}
+
+// A token of the device, or the failure to draw one.
+void Engine::take(const Draw& draw, const DeviceSampler::Draw& drawn) {
+  if (drawn.failure) return finish(draw.owner, {}, FinishReason::error, drawn.failure->message);
+  accept(
+      draw.owner,
+      {.token = drawn.token.value(), .logprob = drawn.logprob, .top_logprobs = drawn.top_logprobs},
+      draw.is_appended);
 }
 
 Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
@@ -132,9 +150,12 @@ Status Engine::draw(const Draw& draw) {
   const Owner owner = draw.owner;
   ActiveSample& sample = *owner.sample;
   if (sample.has_finished) return std::nullopt;  // with another beam of its search
-  if (draw.token) {
-    accept(owner, {.token = *draw.token, .logprob = draw.logprob, .top_logprobs = {}});
-    return std::nullopt;
+  if (draw.device_draw >= 0) {
+    const DeviceSampler::Draw& drawn = device_draws_[static_cast<std::size_t>(draw.device_draw)];
+    if (drawn.token || drawn.failure) {
+      take(draw, drawn);
+      return std::nullopt;
+    }
   }
   Result<std::span<const float>> logits = logits_of(draw.row);
   if (!logits.ok()) return std::move(logits.failure());
@@ -147,23 +168,9 @@ Status Engine::draw(const Draw& draw) {
     if (Status bad = rank(owner, logits.value())) fail(owner, bad->message);
     return std::nullopt;
   }
-  const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
-  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
-  std::span<const std::uint64_t> mask;
-  if (sample.matcher) {
-    if (Status bad = sample.matcher->allowed(mask_)) {
-      finish(owner, {}, FinishReason::error, bad->message);
-      return std::nullopt;
-    }
-    mask = mask_;
-  }
-  Result<Sample> drawn = sampler_.sample({.logits = logits.value(),
-                                          .prompt = tokens.first(num_prompt),
-                                          .output = tokens.subspan(num_prompt),
-                                          .mask = mask,
-                                          .sequence_id = owner.request->request.sequence_id,
-                                          .position = std::ssize(tokens)},
-                                         sample.options);
+  SamplingInput input = input_of(draw);
+  input.logits = logits.value();
+  Result<Sample> drawn = sampler_.sample(input, sample.options);
   if (drawn.ok())
     accept(owner, drawn.value());
   else

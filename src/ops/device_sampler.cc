@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "backends/cuda/backend.h"
 #include "base/math.h"
 #include "core/sampling_args.h"
+#include "ops/device_edits.h"
 #include "ops/logit_filter.h"
+#include "ops/penalised_tokens.h"
 #include "ops/uniform.h"
 
 namespace headrace {
@@ -19,23 +22,34 @@ constexpr std::int64_t kMaxCandidates = 4096;
 static_assert(kMaxCandidates >= kWeightBlock);
 // A draw has up to two queries.
 constexpr std::int64_t kMaxDraws = kMaxLogitQueries / 2;
-
-// Whether the logprob of the token comes from weights of another temperature than the draw's.
-bool needs_more_weights(const SamplingOptions& o) {
-  return o.num_logprobs && o.logprobs_mode == LogprobsMode::raw && o.temperature != 0 &&
-         o.temperature != 1;
-}
+// Of a round, which bound its memory; draws with more take another one. Rows that masks, biases and
+// penalties change, and ranges of candidates.
+constexpr std::int64_t kMaxEditedRows = 64, kMaxRanges = 512;
+static_assert(kMaxRanges >= 2);
+constexpr double kLargest = -1;  // in place of a random number
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 bool has_filters(const SamplingOptions& o, std::int64_t vocab_size) {
+  if (o.temperature == 0) return false;
   return (o.top_k != 0 && o.top_k < vocab_size) || o.top_p < 1 || o.min_p != 0;
 }
 
 // Of the weights that the device sums.
 float temperature_of_sums(const SamplingOptions& o, std::int64_t vocab_size) {
-  if (o.order == SamplingOrder::llama_cpp && o.temperature != 0 && has_filters(o, vocab_size))
-    return 1;
+  if (o.order == SamplingOrder::llama_cpp && has_filters(o, vocab_size)) return 1;
   if (o.temperature == 0) return o.num_logprobs ? 1 : 0;
   return static_cast<float>(o.temperature);
+}
+
+double uniform_of(const DeviceSampler::Draw& draw) {
+  return uniform_at(draw.options->seed, draw.input.sequence_id, draw.input.position,
+                    UniformPurpose::sampling);
+}
+
+// Logprobs of the largest logits, which the host computes.
+bool has_top_logprobs(const SamplingOptions& o) {
+  const bool is_one = o.logprobs_mode == LogprobsMode::processed && o.temperature == 0;
+  return o.num_logprobs.value_or(0) > 0 && !is_one;
 }
 
 template <class T>
@@ -58,270 +72,342 @@ class DeviceSampler::State {
   State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size,
         Stream stream)
       : device_(device),
-        host_(host),
         stream_(stream),
         max_draws_(max_draws),
         vocab_size_(vocab_size),
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
         filter_(host),
-        sums_(static_cast<std::size_t>(max_draws)) {}
+        edits_(device, vocab_size, std::min(max_draws, kMaxEditedRows)),
+        plans_(static_cast<std::size_t>(max_draws)) {}
   // The device reads and writes memory of the host.
   ~State() { static_cast<void>(device_.synchronise(stream_)); }
   State(const State&) = delete;
 
   Status allocate();
-  bool draws_alone(const SamplingOptions& o) const {
-    return o.temperature == 0 || !has_filters(o, vocab_size_);
-  }
   Status draw(const float* logits, std::span<Draw> draws);
+  bool can_begin(std::span<const Draw> draws) const;
   Status begin(const float* logits, std::span<const Draw> draws);
   Status end(std::span<Draw> draws);
   const std::int32_t* tokens_on_device() const { return tokens_; }
-  std::int64_t max_draws() const { return max_draws_; }
 
  private:
-  // The arrays of the passes. Summaries are copied to the host as one.
+  // The arrays of the passes.
   struct Arrays {
     LogitQuery* queries;
     LogitRange* ranges;
-    float* row_maxima;
     float* maxima;
-    double* block_sums;
+  };
+  // The queries of draws come first, then others of their logprobs. -1: none.
+  struct Plan {
+    bool is_left = false;  // to the host
+    std::int64_t logprob_query = -1;
+    std::int64_t kept_range = -1, top_range = -1;  // for filters, for top_logprobs
+  };
+  // A token and what its logprob depends on.
+  struct Picked {
+    std::int32_t token;
+    float logit, model_logit;
+    double sum;  // of the weights that the filters keep
   };
   Arrays arrays_in(Buffer& buffer, std::size_t& bytes) const;
-  // Those of the draws, then of weights that their logprobs need besides.
   std::int64_t max_queries() const { return 2 * max_draws_; }
+  std::int64_t max_ranges() const { return std::min(2 * max_draws_, kMaxRanges); }
 
-  Status draw_some(const float* logits, std::span<Draw> draws);
-  Status enqueue_summaries(const float* logits, std::span<const Draw> draws);
-  Status read_summaries(std::size_t num_draws);
-  void take_drawn(std::span<Draw> draws) const;
-  LogitSummary summary_of(std::size_t i) const;
-  LogitRange range_of(const Draw& draw, std::size_t i);
-  Status gather(const float* logits, std::size_t num_draws);
-  std::optional<std::int32_t> finish(const Draw& draw, std::size_t i);
+  std::int64_t max_ranges_of(const SamplingOptions& o) const {
+    return has_filters(o, vocab_size_) + has_top_logprobs(o);
+  }
+  std::size_t plan(const float* logits, std::span<const Draw> draws);
+  Status enqueue();
+  Status pick_out(std::span<const Draw> draws);
+  std::int64_t add_range(std::int64_t query, float at_least);
+  Status gather();
+  std::optional<std::span<const Candidate>> candidates_of(std::int64_t range) const;
+  LogitSummary summary_of(std::int64_t query) const;
+  void finish(Draw& draw, std::size_t i);
+  Failure failure_of(const DrawnToken& drawn) const;
+  bool pick_kept(const Draw& draw, std::size_t i, Picked& picked);
+  bool add_logprobs(Draw& draw, std::size_t i, const Picked& picked);
 
   Device& device_;
-  const DeviceInfo host_;
   const Stream stream_;
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
-  std::vector<double> sums_;      // of the weights of a draw
-  std::int64_t num_queries_ = 0;  // of begin()
+  DeviceEdits edits_;
+  std::vector<Plan> plans_;
+  std::int64_t num_queries_ = 0, num_ranges_ = 0;  // of the plans
 
   Buffer on_device_, on_host_;  // Arrays
   Arrays device_arrays_{}, host_arrays_{};
-  Buffer candidates_;  // of the host, written by the device
+  float* row_maxima_ = nullptr;  // in memory of the device, as the next two
+  double* block_sums_ = nullptr;
+  std::int32_t* tokens_ = nullptr;
+  Buffer found_;  // of the host, written by the device
   std::int32_t* counts_ = nullptr;
-  Candidate* known_ = nullptr;  // [max_draws, kMaxCandidates]
+  Candidate* candidates_ = nullptr;  // [max_ranges, kMaxCandidates]
+  float* model_logits_ = nullptr;    // [max_ranges, kMaxCandidates]
   DrawnToken* drawn_ = nullptr;
-  std::int32_t* tokens_ = nullptr;  // in memory of the device
-  cuda::Event has_drawn_;           // behind the draws of begin()
+  cuda::Event has_drawn_;  // behind the draws of enqueue()
 };
 
 DeviceSampler::State::Arrays DeviceSampler::State::arrays_in(Buffer& buffer,
                                                              std::size_t& bytes) const {
   Arrays a{};
   a.queries = part<LogitQuery>(buffer, bytes, max_queries());
-  a.ranges = part<LogitRange>(buffer, bytes, max_draws_);
-  a.row_maxima = part<float>(buffer, bytes, max_queries());
+  a.ranges = part<LogitRange>(buffer, bytes, max_ranges());
   a.maxima = part<float>(buffer, bytes, max_queries() * num_maxima_);
-  a.block_sums = part<double>(buffer, bytes, max_queries() * num_sums_);
   return a;
 }
 
 Status DeviceSampler::State::allocate() {
-  std::size_t bytes = 0, candidate_bytes = 0;
-  Buffer none;
-  arrays_in(none, bytes);
-  part<std::int32_t>(none, bytes, max_queries());
-  part<std::int32_t>(none, candidate_bytes, max_draws_);
-  part<Candidate>(none, candidate_bytes, max_draws_ * kMaxCandidates);
-  part<DrawnToken>(none, candidate_bytes, max_queries());
-  on_device_ = device_.allocate(bytes);
-  on_host_ = device_.allocate_host(bytes);
-  candidates_ = device_.allocate_host(candidate_bytes);
-  if (on_device_.data() == nullptr || on_host_.data() == nullptr || candidates_.data() == nullptr)
-    return Failure{ErrorCode::out_of_memory,
-                   format_text("no memory to draw {} tokens at once; pass a smaller max_num_seqs",
-                               max_draws_)};
   Result<cuda::Event> event = cuda::make_event(device_.info().device_id);
   if (!event.ok()) return std::move(event.failure());
   has_drawn_ = std::move(event.value());
-  std::size_t at = 0;
-  device_arrays_ = arrays_in(on_device_, at);
-  tokens_ = part<std::int32_t>(on_device_, at, max_queries());
-  host_arrays_ = arrays_in(on_host_, at = 0);
-  candidate_bytes = 0;
-  counts_ = part<std::int32_t>(candidates_, candidate_bytes, max_draws_);
-  known_ = part<Candidate>(candidates_, candidate_bytes, max_draws_ * kMaxCandidates);
-  drawn_ = part<DrawnToken>(candidates_, candidate_bytes, max_queries());
+  // First the sizes, then the places.
+  for (const bool is_allocated : {false, true}) {
+    std::size_t bytes = 0, host_bytes = 0, found_bytes = 0;
+    device_arrays_ = arrays_in(on_device_, bytes);
+    row_maxima_ = part<float>(on_device_, bytes, max_queries());
+    block_sums_ = part<double>(on_device_, bytes, max_queries() * num_sums_);
+    tokens_ = part<std::int32_t>(on_device_, bytes, max_queries());
+    host_arrays_ = arrays_in(on_host_, host_bytes);
+    counts_ = part<std::int32_t>(found_, found_bytes, max_ranges());
+    candidates_ = part<Candidate>(found_, found_bytes, max_ranges() * kMaxCandidates);
+    model_logits_ = part<float>(found_, found_bytes, max_ranges() * kMaxCandidates);
+    drawn_ = part<DrawnToken>(found_, found_bytes, max_queries());
+    if (is_allocated) break;
+    on_device_ = device_.allocate(bytes);
+    on_host_ = device_.allocate_host(host_bytes);
+    found_ = device_.allocate_host(found_bytes);
+    if (!edits_.allocate() || on_device_.data() == nullptr || on_host_.data() == nullptr ||
+        found_.data() == nullptr)
+      return Failure{ErrorCode::out_of_memory,
+                     format_text("no memory to draw {} tokens at once; pass a smaller max_num_seqs",
+                                 max_draws_)};
+  }
   return std::nullopt;
 }
 
 Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws) {
   while (!draws.empty()) {
-    const std::span<Draw> now =
-        draws.first(std::min(draws.size(), static_cast<std::size_t>(max_draws_)));
+    const std::span<Draw> now = draws.first(plan(logits, draws));
     draws = draws.subspan(now.size());
-    const bool is_alone =
-        std::ranges::all_of(now, [&](const Draw& draw) { return draws_alone(*draw.options); });
-    HEADRACE_TRY(is_alone ? begin(logits, now) : draw_some(logits, now));
-    if (is_alone) HEADRACE_TRY(end(now));
+    HEADRACE_TRY(enqueue());
+    if (std::ranges::any_of(now, [&](const Draw& d) { return max_ranges_of(*d.options) > 0; }))
+      HEADRACE_TRY(pick_out(now));
+    HEADRACE_TRY(end(now));
   }
   return std::nullopt;
 }
 
+bool DeviceSampler::State::can_begin(std::span<const Draw> draws) const {
+  std::int64_t num_edited = 0;
+  for (const Draw& draw : draws) {
+    const SamplingOptions& o = *draw.options;
+    if (max_ranges_of(o) > 0 || !draw.input.mask.empty() || has_penalties(o) ||
+        o.logit_bias.size() > DeviceEdits::kMaxListed)
+      return false;
+    num_edited += !o.logit_bias.empty();
+  }
+  return std::ssize(draws) <= max_draws_ && num_edited <= edits_.max_rows();
+}
+
 Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws) {
-  HEADRACE_TRY(enqueue_summaries(logits, draws));
-  HEADRACE_TRY(cuda::draw_tokens({.logits = logits,
-                                  .vocab_size = vocab_size_,
-                                  .queries = device_arrays_.queries,
-                                  .num_queries = num_queries_,
-                                  .maxima = device_arrays_.maxima,
-                                  .block_sums = device_arrays_.block_sums,
-                                  .row_maxima = device_arrays_.row_maxima,
-                                  .drawn = drawn_,
-                                  .tokens = tokens_},
-                                 device_.info().device_id, stream_));
-  return cuda::record(has_drawn_, stream_);
+  plan(logits, draws);
+  return enqueue();
 }
 
 Status DeviceSampler::State::end(std::span<Draw> draws) {
   HEADRACE_TRY(cuda::wait(has_drawn_));
-  take_drawn(draws);
+  for (std::size_t i = 0; i < draws.size(); ++i) finish(draws[i], i);
   return std::nullopt;
 }
 
-// The tokens that the device drew alone.
-void DeviceSampler::State::take_drawn(std::span<Draw> draws) const {
-  std::size_t next = draws.size();
-  for (std::size_t i = 0; i < draws.size(); ++i) {
-    const SamplingOptions& o = *draws[i].options;
-    const DrawnToken& drawn = drawn_[i];
-    const double sum = needs_more_weights(o) ? drawn_[next++].sum : drawn.sum;
-    if (!draws_alone(o)) continue;
-    if (drawn.token < 0) {
-      draws[i].failure =
-          drawn.logit == -std::numeric_limits<float>::infinity()
-              ? all_logits_forbidden(static_cast<std::size_t>(vocab_size_))
-              : bad_logit_of_model(static_cast<std::size_t>(-1 - drawn.token), drawn.logit);
-      continue;
-    }
-    draws[i].token = drawn.token;
-    const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
-    if (!o.num_logprobs || (!is_raw && o.temperature == 0)) continue;
-    draws[i].logprob = logprob_of(drawn.logit, static_cast<double>(drawn.max),
-                                  is_raw ? 1 : o.temperature, std::log(sum));
-  }
-}
-
-// Those that the device draws alone beside others.
-Status DeviceSampler::State::draw_some(const float* logits, std::span<Draw> draws) {
-  HEADRACE_TRY(begin(logits, draws));
-  HEADRACE_TRY(read_summaries(draws.size()));
-  for (std::size_t i = 0; i < draws.size(); ++i) host_arrays_.ranges[i] = range_of(draws[i], i);
-  HEADRACE_TRY(gather(logits, draws.size()));
-  take_drawn(draws);
-  for (std::size_t i = 0; i < draws.size(); ++i)
-    if (!draws_alone(*draws[i].options)) draws[i].token = finish(draws[i], i);
-  return std::nullopt;
-}
-
-Status DeviceSampler::State::enqueue_summaries(const float* logits, std::span<const Draw> draws) {
-  constexpr double kLargest = -1;  // in place of a random number
-  num_queries_ = 0;
-  for (const Draw& draw : draws) {
+// Of the first draws, as many as fit: their number.
+std::size_t DeviceSampler::State::plan(const float* logits, std::span<const Draw> draws) {
+  edits_.clear();
+  num_queries_ = num_ranges_ = 0;
+  LogitQuery* const queries = host_arrays_.queries;
+  std::int64_t num_ranges = 0;  // that the draws may need
+  for (const Draw& draw :
+       draws.first(std::min(draws.size(), static_cast<std::size_t>(max_draws_)))) {
     const SamplingOptions& o = *draw.options;
-    host_arrays_.queries[num_queries_++] = {
-        draw.row, temperature_of_sums(o, vocab_size_),
-        o.temperature == 0
-            ? kLargest
-            : uniform_at(o.seed, draw.sequence_id, draw.position, UniformPurpose::sampling)};
+    const float *const row = logits + draw.row * vocab_size_, *edited = row;
+    if ((num_ranges += max_ranges_of(o)) > max_ranges()) break;
+    if (!draw.input.mask.empty() || changes_logits(o)) {
+      if (edits_.is_full()) break;
+      edited = edits_.add(row, draw.input, o);
+    }
+    plans_[static_cast<std::size_t>(num_queries_)] = {.is_left = edited == nullptr};
+    queries[num_queries_++] = {.row = edited == nullptr ? row : edited,
+                               .model_row = row,
+                               .temperature = temperature_of_sums(o, vocab_size_),
+                               .uniform = o.temperature == 0 ? kLargest : uniform_of(draw)};
   }
-  for (const Draw& draw : draws)
-    if (needs_more_weights(*draw.options))
-      host_arrays_.queries[num_queries_++] = {draw.row, 1, kLargest};
+  const auto num_draws = static_cast<std::size_t>(num_queries_);
+  for (std::size_t i = 0; i < num_draws; ++i) {
+    const SamplingOptions& o = *draws[i].options;
+    const LogitQuery& own = queries[i];
+    if (!o.num_logprobs || o.logprobs_mode != LogprobsMode::raw) continue;
+    const bool is_own = own.row == own.model_row && own.temperature == 1;
+    plans_[i].logprob_query = is_own ? static_cast<std::int64_t>(i) : num_queries_;
+    if (!is_own) queries[num_queries_++] = {own.model_row, own.model_row, 1, kLargest};
+  }
+  return num_draws;
+}
+
+// The passes that need no host.
+Status DeviceSampler::State::enqueue() {
+  const int device_id = device_.info().device_id;
   const Arrays& d = device_arrays_;
   const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, num_queries_);
   HEADRACE_TRY(device_.copy({&queries, 1}, stream_));
-  return cuda::summarise_logits({.logits = logits,
-                                 .vocab_size = vocab_size_,
-                                 .queries = d.queries,
-                                 .num_queries = num_queries_,
-                                 .maxima = d.maxima,
-                                 .block_sums = d.block_sums,
-                                 .row_maxima = d.row_maxima},
-                                device_.info().device_id, stream_);
+  HEADRACE_TRY(edits_.apply(stream_));
+  HEADRACE_TRY(cuda::summarise_logits({.vocab_size = vocab_size_,
+                                       .queries = d.queries,
+                                       .num_queries = num_queries_,
+                                       .maxima = d.maxima,
+                                       .block_sums = block_sums_,
+                                       .row_maxima = row_maxima_},
+                                      device_id, stream_));
+  HEADRACE_TRY(cuda::draw_tokens({.vocab_size = vocab_size_,
+                                  .queries = d.queries,
+                                  .num_queries = num_queries_,
+                                  .maxima = d.maxima,
+                                  .block_sums = block_sums_,
+                                  .row_maxima = row_maxima_,
+                                  .drawn = drawn_,
+                                  .tokens = tokens_},
+                                 device_id, stream_));
+  return cuda::record(has_drawn_, stream_);
 }
 
-Status DeviceSampler::State::read_summaries(std::size_t num_draws) {
-  const auto count = static_cast<std::int64_t>(num_draws);
-  const Arrays &d = device_arrays_, &h = host_arrays_;
-  const ByteCopy summaries[] = {copy_of(d.row_maxima, h.row_maxima, count),
-                                copy_of(d.maxima, h.maxima, count * num_maxima_),
-                                copy_of(d.block_sums, h.block_sums, count * num_sums_)};
-  HEADRACE_TRY(device_.copy(summaries, stream_));
-  return device_.synchronise(stream_);
+// The logits that filters may keep, and those that may be among the largest.
+Status DeviceSampler::State::pick_out(std::span<const Draw> draws) {
+  const ByteCopy maxima =
+      copy_of(device_arrays_.maxima, host_arrays_.maxima, num_queries_ * num_maxima_);
+  HEADRACE_TRY(device_.copy({&maxima, 1}, stream_));
+  HEADRACE_TRY(device_.synchronise(stream_));
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const SamplingOptions& o = *draws[i].options;
+    Plan& plan = plans_[i];
+    const auto own = static_cast<std::int64_t>(i);
+    if (plan.is_left || drawn_[i].token < 0) continue;
+    const bool is_filtered = has_filters(o, vocab_size_),
+               is_raw = o.logprobs_mode == LogprobsMode::raw;
+    if (is_filtered)
+      plan.kept_range = add_range(own, filter_.needed(o, summary_of(own), drawn_[i].sum));
+    if (!has_top_logprobs(o) || (is_filtered && !is_raw)) continue;
+    const std::int64_t query = is_raw ? plan.logprob_query : own;
+    plan.top_range = add_range(query, filter_.least_of_largest(*o.num_logprobs, summary_of(query)));
+  }
+  return num_ranges_ == 0 ? std::nullopt : gather();
 }
 
-LogitSummary DeviceSampler::State::summary_of(std::size_t i) const {
-  const auto num_maxima = static_cast<std::size_t>(num_maxima_),
-             num_sums = static_cast<std::size_t>(num_sums_);
-  return {.num_logits = vocab_size_,
-          .max = host_arrays_.row_maxima[i],
-          .maxima = {host_arrays_.maxima + i * num_maxima, num_maxima},
-          .block_sums = {host_arrays_.block_sums + i * num_sums, num_sums}};
+std::int64_t DeviceSampler::State::add_range(std::int64_t query, float at_least) {
+  host_arrays_.ranges[num_ranges_] = {static_cast<std::int32_t>(query), at_least};
+  return num_ranges_++;
 }
 
-// The logits that the filters of the draw need.
-LogitRange DeviceSampler::State::range_of(const Draw& draw, std::size_t i) {
-  const SamplingOptions& o = *draw.options;
-  const LogitSummary summary = summary_of(i);
-  LogitRange range{.row = draw.row, .first_block = 0, .last_block = 0, .at_least = 0};
-  if (draws_alone(o) || !std::isfinite(summary.max)) return range;  // none
-  sums_[i] = 0;
-  for (const double sum : summary.block_sums) sums_[i] += sum;
-  range.last_block = static_cast<std::int32_t>(num_maxima_);
-  range.at_least = filter_.needed(o, summary, sums_[i]);
-  return range;
-}
-
-Status DeviceSampler::State::gather(const float* logits, std::size_t num_draws) {
-  const ByteCopy ranges =
-      copy_of(host_arrays_.ranges, device_arrays_.ranges, static_cast<std::int64_t>(num_draws));
+Status DeviceSampler::State::gather() {
+  const ByteCopy ranges = copy_of(host_arrays_.ranges, device_arrays_.ranges, num_ranges_);
   HEADRACE_TRY(device_.copy({&ranges, 1}, stream_));
-  HEADRACE_TRY(cuda::gather_logits({.logits = logits,
-                                    .vocab_size = vocab_size_,
+  HEADRACE_TRY(cuda::gather_logits({.vocab_size = vocab_size_,
+                                    .queries = device_arrays_.queries,
                                     .ranges = device_arrays_.ranges,
-                                    .num_ranges = static_cast<std::int64_t>(num_draws),
+                                    .num_ranges = num_ranges_,
                                     .maxima = device_arrays_.maxima,
-                                    .candidates = known_,
+                                    .candidates = candidates_,
+                                    .model_logits = model_logits_,
                                     .max_candidates = kMaxCandidates,
                                     .counts = counts_},
                                    device_.info().device_id, stream_));
   return device_.synchronise(stream_);
 }
 
-std::optional<std::int32_t> DeviceSampler::State::finish(const Draw& draw, std::size_t i) {
-  const SamplingOptions& o = *draw.options;
-  const LogitSummary summary = summary_of(i);
-  const auto count = static_cast<std::size_t>(counts_[i]);
-  if (!std::isfinite(summary.max) || counts_[i] > kMaxCandidates) return std::nullopt;
-  const std::span<const Candidate> known{known_ + i * kMaxCandidates, count};
-  filter_.begin(summary, sums_[i], known);
-  filter_.apply(o);
-  if (filter_.keeps_all()) return std::nullopt;  // by rounding, or top_k beyond the block maxima
-  const Distribution left = filter_.distribution(o.temperature);
-  return left.tokens[filter_.pick(
-      uniform_at(o.seed, draw.sequence_id, draw.position, UniformPurpose::sampling))];
+// Empty: there are too many.
+std::optional<std::span<const Candidate>> DeviceSampler::State::candidates_of(
+    std::int64_t range) const {
+  if (counts_[range] > kMaxCandidates) return std::nullopt;
+  return std::span<const Candidate>(candidates_ + range * kMaxCandidates,
+                                    static_cast<std::size_t>(counts_[range]));
 }
 
-bool DeviceSampler::takes(const SamplingOptions& o) {
-  const bool has_no_filters = o.temperature == 0 || (o.top_k == 0 && o.top_p == 1 && o.min_p == 0);
-  return o.logit_bias.empty() && o.repetition_penalty == 1 && o.presence_penalty == 0 &&
-         o.frequency_penalty == 0 && (!o.num_logprobs || (*o.num_logprobs == 0 && has_no_filters));
+LogitSummary DeviceSampler::State::summary_of(std::int64_t query) const {
+  return {
+      .num_logits = vocab_size_,
+      .max = drawn_[query].max,
+      .maxima = {host_arrays_.maxima + query * num_maxima_, static_cast<std::size_t>(num_maxima_)}};
+}
+
+// Where something is missing, the draw has no result.
+void DeviceSampler::State::finish(Draw& draw, std::size_t i) {
+  const Plan& plan = plans_[i];
+  const DrawnToken& drawn = drawn_[i];
+  if (plan.is_left) return;
+  if (drawn.token < 0) {
+    draw.failure = failure_of(drawn);
+    return;
+  }
+  Picked picked{drawn.token, drawn.logit, drawn.model_logit, drawn.sum};
+  if (plan.kept_range >= 0 && !pick_kept(draw, i, picked)) return;
+  if (draw.options->num_logprobs && !add_logprobs(draw, i, picked)) return;
+  draw.token = picked.token;
+}
+
+Failure DeviceSampler::State::failure_of(const DrawnToken& drawn) const {
+  if (drawn.logit == -kInfinity) return all_logits_forbidden(static_cast<std::size_t>(vocab_size_));
+  const auto token = static_cast<std::size_t>(-1 - drawn.token);
+  if (!(drawn.model_logit < kInfinity)) return bad_logit_of_model(token, drawn.model_logit);
+  return bad_edited_logit(token, drawn.logit, drawn.model_logit);
+}
+
+bool DeviceSampler::State::pick_kept(const Draw& draw, std::size_t i, Picked& picked) {
+  const SamplingOptions& o = *draw.options;
+  const std::int64_t range = plans_[i].kept_range;
+  const auto known = candidates_of(range);
+  if (!known) return false;
+  const LogitQuery& query = host_arrays_.queries[i];
+  filter_.begin(summary_of(static_cast<std::int64_t>(i)), picked.sum, *known);
+  filter_.apply(o);
+  // By fewer tokens above -infinity than top_k, or by rounding: the token is drawn from all.
+  if (filter_.keeps_all())
+    return host_arrays_.ranges[range].at_least == -kInfinity &&
+           query.temperature == static_cast<float>(o.temperature);
+  const Distribution left = filter_.distribution(o.temperature);
+  picked.token = left.tokens[filter_.pick(uniform_of(draw))];
+  picked.sum = left.sum;
+  const auto at = std::ranges::lower_bound(*known, picked.token, {}, &Candidate::token);
+  picked.logit = picked.model_logit = at->logit;
+  if (query.row != query.model_row)
+    picked.model_logit = model_logits_[range * kMaxCandidates + (at - known->begin())];
+  return true;
+}
+
+// Sampler::State::add_logprobs() of what is known. filter_ has what pick_kept() kept.
+bool DeviceSampler::State::add_logprobs(Draw& draw, std::size_t i, const Picked& picked) {
+  const SamplingOptions& o = *draw.options;
+  const Plan& plan = plans_[i];
+  const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
+  draw.top_logprobs.clear();
+  if (!is_raw && o.temperature == 0) {
+    if (*o.num_logprobs > 0) draw.top_logprobs.push_back({picked.token, 0});
+    return true;
+  }
+  const std::int64_t query = is_raw ? plan.logprob_query : static_cast<std::int64_t>(i);
+  const double max = drawn_[query].max, temperature = is_raw ? 1 : o.temperature;
+  const double log_sum = std::log(is_raw ? drawn_[query].sum : picked.sum);
+  const auto logprob = [&](float logit) { return logprob_of(logit, max, temperature, log_sum); };
+  draw.logprob = logprob(is_raw ? picked.model_logit : picked.logit);
+  if (!has_top_logprobs(o)) return true;
+  if (plan.top_range >= 0) {
+    const auto known = candidates_of(plan.top_range);
+    if (!known) return false;
+    filter_.begin(summary_of(query), 0, *known);
+  }
+  for (const Candidate& candidate : filter_.largest(*o.num_logprobs))
+    draw.top_logprobs.push_back({candidate.token, logprob(candidate.logit)});
+  return true;
 }
 
 Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host,
@@ -349,14 +435,13 @@ DeviceSampler& DeviceSampler::operator=(DeviceSampler&&) noexcept = default;
 Status DeviceSampler::draw(const float* logits, std::span<Draw> draws) {
   return state_->draw(logits, draws);
 }
+bool DeviceSampler::can_begin(std::span<const Draw> draws) const {
+  return state_->can_begin(draws);
+}
 Status DeviceSampler::begin(const float* logits, std::span<const Draw> draws) {
   return state_->begin(logits, draws);
 }
-Status DeviceSampler::end(std::span<Draw> draws) { return state_->end(draws); }
 const std::int32_t* DeviceSampler::tokens_on_device() const { return state_->tokens_on_device(); }
-std::int64_t DeviceSampler::max_draws() const { return state_->max_draws(); }
-bool DeviceSampler::draws_alone(const SamplingOptions& options) const {
-  return state_->draws_alone(options);
-}
+Status DeviceSampler::end(std::span<Draw> draws) { return state_->end(draws); }
 
 }  // namespace headrace

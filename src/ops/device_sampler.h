@@ -1,13 +1,15 @@
 // Draws tokens from logits in the memory of a GPU: those that Sampler draws from the same logits on
-// the host. Without filters the device draws by itself. With filters it computes maxima and sums of
-// all logits and picks out the few that the filters may keep; the host finishes with the arithmetic
-// of Sampler.
+// the host, with the same logprobs. Masks, biases and penalties are applied there too. Without
+// filters the device draws by itself. With filters, and for the most likely tokens, it computes
+// maxima and sums of all logits and picks out the few that the filters may keep or that may be
+// among the largest; the host finishes with the arithmetic of Sampler.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "core/kernel.h"
@@ -21,21 +23,17 @@ class DeviceSampler {
   struct Draw {
     std::int64_t row;  // of the logits
     const SamplingOptions* options;
-    std::uint64_t sequence_id;
-    std::int64_t position;
-    // Result. Empty without a failure: Sampler draws from the row itself, which has NaN or too many
-    // tokens that the filters keep.
+    SamplingInput input;  // without logits; draw() and begin() read it
+    // Result. Empty without a failure: Sampler draws from the row itself. Its filters keep too many
+    // tokens, its history is not of the vocabulary, or its biases and penalties change too many.
     std::optional<std::int32_t> token = {};
-    float logprob = 0;    // of the token, with num_logprobs
-    Status failure = {};  // of the row
+    float logprob = 0;                            // of the token, with num_logprobs
+    std::vector<TokenLogprob> top_logprobs = {};  // as Sample has them
+    Status failure = {};                          // that of Sampler
   };
-  // No penalties or biases; logprobs of the drawn tokens alone, and without filters.
-  static bool takes(const SamplingOptions& options);
-  // Of these, draws that need no host: greedy, or without filters.
-  bool draws_alone(const SamplingOptions& options) const;
 
-  // max_draws: of one call. All work goes to `stream`. The device and the stream must outlive it.
-  // unsupported: not a GPU. out_of_memory.
+  // max_draws: of one call of begin(). All work goes to `stream`. The device and the stream must
+  // outlive it. unsupported: not a GPU. out_of_memory.
   static Result<DeviceSampler> make(Device& device, const DeviceInfo& host, std::int64_t max_draws,
                                     std::int64_t vocab_size, Stream stream);
   ~DeviceSampler();
@@ -46,12 +44,14 @@ class DeviceSampler {
   // tokens are there. device_error.
   Status draw(const float* logits, std::span<Draw> draws);
 
-  // The same of up to max_draws draws that need no host, in two calls: begin() returns when they
-  // are enqueued, and the tokens are in memory of the device for later work of the stream.
+  // The same in two calls: begin() returns when draws are enqueued, and the tokens are in memory of
+  // the device for later work of the stream. Whether it takes them: up to max_draws that need no
+  // host, so greedy or without filters, with logprobs of the drawn tokens alone; no masks or
+  // penalties, which depend on the token before.
+  bool can_begin(std::span<const Draw> draws) const;
   Status begin(const float* logits, std::span<const Draw> draws);
   const std::int32_t* tokens_on_device() const;  // [max_draws]
   Status end(std::span<Draw> draws);             // those of begin()
-  std::int64_t max_draws() const;
 
  private:
   class State;

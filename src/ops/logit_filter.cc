@@ -101,7 +101,9 @@ void LogitFilter::gather(float at_least) {
   }
 }
 
+// -infinity: there are fewer.
 float LogitFilter::kth_largest_maximum(std::span<const float> maxima, std::int64_t k) {
+  if (k > std::ssize(maxima)) return -kInfinity;
   const auto begin = selection_.begin(), end = std::ranges::copy(maxima, begin).out;
   std::nth_element(begin, begin + (k - 1), end, std::greater<>());
   return begin[k - 1];
@@ -112,10 +114,8 @@ float LogitFilter::kth_largest_maximum(std::span<const float> maxima, std::int64
 bool LogitFilter::gather_largest(std::int64_t count) {
   const auto num_blocks = ceil_div(num_logits_, kLogitBlock);
   float at_least = -kInfinity;
-  if (has_logits() && count <= num_blocks) {
-    // At least `count` logits are as large.
+  if (has_logits())  // at least `count` logits are as large
     at_least = kth_largest_maximum({maxima_.data(), static_cast<std::size_t>(num_blocks)}, count);
-  }
   gather(at_least);
   const auto size = static_cast<std::int64_t>(candidates_.size());
   if (size < count) return false;
@@ -150,14 +150,18 @@ float LogitFilter::needed(const SamplingOptions& o, const LogitSummary& summary,
   const bool is_min_p_first = o.order == SamplingOrder::vllm;
   const bool has_top_k = o.top_k != 0 && o.top_k < summary.num_logits;
   float least = -kInfinity;
-  if (has_top_k && o.top_k <= std::ssize(summary.maxima))
-    least = kth_largest_maximum(summary.maxima, o.top_k);
+  if (has_top_k) least = kth_largest_maximum(summary.maxima, o.top_k);
   if (o.min_p != 0 && (is_min_p_first || (!has_top_k && o.top_p >= 1)))
     least = std::max(least, least_for_min_p(o.min_p, temperature));
   if (o.top_p < 1 && !has_top_k && !(o.min_p != 0 && is_min_p_first))
     least =
         least_for_top_p(o.top_p, temperature, sum, static_cast<std::size_t>(summary.num_logits));
   return least;
+}
+
+float LogitFilter::least_of_largest(std::int64_t count, const LogitSummary& summary) {
+  reserve(static_cast<std::size_t>(summary.num_logits));
+  return kth_largest_maximum(summary.maxima, count);
 }
 
 void LogitFilter::keep_top_k(std::int64_t k, bool with_ties) {

@@ -17,8 +17,7 @@ namespace headrace {
 struct LogitSummary {
   std::int64_t num_logits = 0;
   float max = 0;
-  std::span<const float> maxima = {};       // of blocks of kLogitBlock logits
-  std::span<const double> block_sums = {};  // of blocks of kWeightBlock weights, at a temperature
+  std::span<const float> maxima = {};  // of blocks of kLogitBlock logits
 };
 
 // Keeps logits above `logit`, and those equal to it with an id up to `last_token`.
@@ -37,7 +36,8 @@ class LogitFilter {
   // Keeps all tokens above -infinity. Does not copy the logits. False: one is NaN or +infinity.
   bool begin(std::span<const float> logits);
 
-  // The same without the logits: `candidates` are all that the filters may keep, ascending by id.
+  // The same without the logits: `candidates` are all above -infinity that the filters may keep, or
+  // that largest() may give, ascending by id.
   // sum: of the weights of all logits, at the temperature of keep_top_p() if it is the first
   // filter.
   void begin(const LogitSummary& summary, double sum, std::span<const Candidate> candidates);
@@ -49,7 +49,7 @@ class LogitFilter {
 
   // The filters of the options, in their order.
   void apply(const SamplingOptions& options);
-  // All that apply() may keep is at least this large. sum: as in begin().
+  // All that apply() may keep is above -infinity and at least this large. sum: as in begin().
   float needed(const SamplingOptions& options, const LogitSummary& summary, double sum);
   void keep_top_k(std::int64_t k, bool with_ties);
   void keep_top_p(double top_p, double temperature);
@@ -57,6 +57,8 @@ class LogitFilter {
 
   // The `count` most likely tokens of those kept, descending, ties by id.
   std::span<const Candidate> largest(std::int64_t count);
+  // The `count` largest logits of a row are at least this large.
+  float least_of_largest(std::int64_t count, const LogitSummary& summary);
 
   // The distribution of the kept tokens; pick() draws one of its indices by u in [0, 1).
   Distribution distribution(double temperature);

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "backends/cpu/sampling/sampling.h"
 #include "base/math.h"
 #include "tests/support/random.h"
@@ -30,12 +33,13 @@ struct Row {
                             .weights = weights.data(),
                             .block_sums = block_sums.data()},
                            host);
-    return {.num_logits = kVocabSize, .max = max, .maxima = maxima, .block_sums = block_sums};
+    return {.num_logits = kVocabSize, .max = max, .maxima = maxima};
   }
   std::vector<Candidate> at_least(float bound) const {
     std::vector<Candidate> found;
     for (std::size_t i = 0; i < logits.size(); ++i)
-      if (logits[i] >= bound) found.push_back({logits[i], static_cast<std::int32_t>(i)});
+      if (logits[i] >= bound && !std::isinf(logits[i]))
+        found.push_back({logits[i], static_cast<std::int32_t>(i)});
     return found;
   }
 };
@@ -80,6 +84,66 @@ TEST(LogitFilter, KeepsTheSameOfWhatItNeedsAsOfAll) {
     ASSERT_EQ(a.tokens[of_all.pick(u)], b.tokens[of_needed.pick(u)]);
   }
   EXPECT_LT(num_kept_all, 10);
+}
+
+// Most tokens forbidden, many ties.
+Row row_of_few(testing::Random& random) {
+  Row row{.logits = std::vector<float>(kVocabSize, -std::numeric_limits<float>::infinity())};
+  const std::int64_t count = random.between(1, 300);
+  for (std::int64_t i = 0; i < count; ++i)
+    row.logits[static_cast<std::size_t>(random.between(0, kVocabSize - 1))] =
+        static_cast<float>(std::round(3 * random.normal()));
+  return row;
+}
+
+TEST(LogitFilter, FindsTheLargestInWhatItNeedsForThem) {
+  const DeviceInfo host = cpu_info().value();
+  LogitFilter of_all(host), of_needed(host);
+  testing::Random random(9);
+  for (int i = 0; i < 500; ++i) {
+    Row row = row_of_few(random);
+    if (i % 2 == 0)
+      for (float& logit : row.logits) logit = static_cast<float>(4 * random.normal());
+    const LogitSummary summary = row.summarise(1, host);
+    for (const std::int64_t count : {1, 5, 20, 78, 79, 80, 500, 6000}) {
+      const auto known = row.at_least(of_needed.least_of_largest(count, summary));
+      if (i % 2 == 0 && count < 70) {
+        EXPECT_LT(std::ssize(known), 10 * count);
+      }
+      of_needed.begin(summary, 0, known);
+      ASSERT_TRUE(of_all.begin(row.logits));
+      const auto a = of_all.largest(count), b = of_needed.largest(count);
+      ASSERT_TRUE(std::ranges::equal(a, b,
+                                     [](const Candidate& x, const Candidate& y) {
+                                       return x.token == y.token && x.logit == y.logit;
+                                     }))
+          << i << " count " << count;
+    }
+  }
+}
+
+// Then tokens are drawn from all.
+TEST(LogitFilter, KeepsAllWhereFewerThanTopKAreAllowed) {
+  const DeviceInfo host = cpu_info().value();
+  LogitFilter of_all(host), of_needed(host);
+  testing::Random random(10);
+  for (int i = 0; i < 200; ++i) {
+    Row row = row_of_few(random);
+    for (const SamplingOrder order :
+         {SamplingOrder::vllm, SamplingOrder::transformers, SamplingOrder::llama_cpp}) {
+      const SamplingOptions o{.top_k = 301, .order = order};
+      const LogitSummary summary = row.summarise(1, host);
+      const float needed = of_needed.needed(o, summary, row.sum);
+      EXPECT_EQ(needed, -std::numeric_limits<float>::infinity());
+      const auto known = row.at_least(needed);
+      of_needed.begin(summary, row.sum, known);
+      of_needed.apply(o);
+      ASSERT_TRUE(of_all.begin(row.logits));
+      of_all.apply(o);
+      EXPECT_TRUE(of_all.keeps_all());
+      EXPECT_TRUE(of_needed.keeps_all());
+    }
+  }
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "ops/logit_filter.h"
+#include "ops/penalised_tokens.h"
 #include "ops/uniform.h"
 
 namespace headrace {
@@ -38,19 +38,15 @@ class Sampler::State {
   }
 
  private:
-  using Tokens = std::span<const std::int32_t>;
-
   Status prepare(const SamplingInput& input, const SamplingOptions& options);
   void apply_mask(const SamplingInput& input);
   Status penalise(const SamplingInput& input, const SamplingOptions& options);
-  Status penalise_repetition(Tokens prompt, Tokens output, double penalty);
-  Status penalise_counts(Tokens prompt, Tokens output, const SamplingOptions& options);
   void add_logprobs(const SamplingInput& input, const SamplingOptions& options, Sample& sample);
 
   LogitFilter filter_;
-  std::vector<float> processed_;      // [vocab_size] logits after biases and penalties
-  std::span<const float> logits_;     // processed_, or the input's logits
-  std::vector<std::int32_t> counts_;  // [vocab_size] zero between calls
+  PenalisedTokens penalised_;
+  std::vector<float> processed_;   // [vocab_size] logits after biases and penalties
+  std::span<const float> logits_;  // processed_, or the input's logits
   std::vector<TokenLogprob> top_;
   std::int32_t greedy_token_ = 0;
 };
@@ -62,6 +58,13 @@ Failure bad_logit_of_model(std::size_t i, float logit) {
                       i, logit)};
 }
 
+Failure bad_edited_logit(std::size_t i, float logit, float logit_of_model) {
+  return invalid_argument(
+      "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
+      "logit_bias and the penalties smaller",
+      i, logit, logit_of_model);
+}
+
 Failure all_logits_forbidden(std::size_t num_logits) {
   return invalid_argument(
       "logits: all {} are -infinity, so no token can be drawn; allow one in the mask and in "
@@ -70,14 +73,6 @@ Failure all_logits_forbidden(std::size_t num_logits) {
 }
 
 namespace {
-
-bool has_counts(const SamplingOptions& o) {
-  return o.presence_penalty != 0 || o.frequency_penalty != 0;
-}
-
-bool changes_logits(const SamplingOptions& o) {
-  return !o.logit_bias.empty() || o.repetition_penalty != 1 || has_counts(o);
-}
 
 // The index of a logit that is NaN or +infinity.
 std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
@@ -91,22 +86,8 @@ std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
 // Bad logits of the model are not an error of the caller.
 Failure bad_logits(std::span<const float> of_model, std::span<const float> logits) {
   if (const auto i = find_bad_logit(of_model)) return bad_logit_of_model(*i, of_model[*i]);
-  if (const auto i = find_bad_logit(logits))
-    return invalid_argument(
-        "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
-        "logit_bias and the penalties smaller",
-        *i, logits[*i], of_model[*i]);
+  if (const auto i = find_bad_logit(logits)) return bad_edited_logit(*i, logits[*i], of_model[*i]);
   return {ErrorCode::internal, "logits: a NaN or infinity was reported, but is not found"};
-}
-
-Status check_history(std::span<const std::int32_t> tokens, const char* name,
-                     std::size_t vocab_size) {
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    if (tokens[i] < 0 || static_cast<std::size_t>(tokens[i]) >= vocab_size)
-      return invalid_argument(
-          "{}[{}]={} (of the last {}): must be 0 to {}; pass the history of this model", name, i,
-          tokens[i], tokens.size(), vocab_size - 1);
-  return {};
 }
 
 }  // namespace
@@ -117,7 +98,7 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   logits_ = input.logits;
   if (processed_.size() < input.logits.size()) {
     processed_.resize(input.logits.size());
-    counts_.assign(input.logits.size(), 0);
+    penalised_.reserve(input.logits.size());
   }
   if (!input.mask.empty() || changes_logits(options)) {
     std::copy(input.logits.begin(), input.logits.end(), processed_.begin());
@@ -153,50 +134,17 @@ Status Sampler::State::penalise(const SamplingInput& input, const SamplingOption
           vocab_size - 1);
     processed_[static_cast<std::size_t>(bias.token)] += bias.value;
   }
-  const auto all = static_cast<std::int64_t>(input.prompt.size() + input.output.size());
-  const auto window =
-      static_cast<std::size_t>(std::min(options.repetition_window.value_or(all), all));
-  const Tokens output = input.output.last(std::min(window, input.output.size()));
-  const Tokens prompt = input.prompt.last(window - output.size());
-  if (options.repetition_penalty != 1)
-    if (Status wrong = penalise_repetition(prompt, output, options.repetition_penalty))
-      return wrong;
-  if (!has_counts(options)) return {};
-  if (options.order == SamplingOrder::llama_cpp) return penalise_counts(prompt, output, options);
-  return penalise_counts({}, input.output, options);
-}
-
-Status Sampler::State::penalise_repetition(Tokens prompt, Tokens output, double penalty) {
-  if (Status wrong = check_history(prompt, "prompt", logits_.size())) return wrong;
-  if (Status wrong = check_history(output, "output", logits_.size())) return wrong;
-  for (const Tokens tokens : {prompt, output}) {
-    for (const std::int32_t token : tokens) {
-      const auto i = static_cast<std::size_t>(token);
-      if (counts_[i]++ > 0) continue;
-      const double logit = processed_[i];
-      processed_[i] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
-    }
+  HEADRACE_TRY(penalised_.collect(input, options, vocab_size));
+  for (const TokenCount& of : penalised_.repeated()) {
+    float& logit = processed_[static_cast<std::size_t>(of.token)];
+    const double x = logit, penalty = options.repetition_penalty;
+    logit = static_cast<float>(x > 0 ? x / penalty : x * penalty);
   }
-  for (const Tokens tokens : {prompt, output})
-    for (const std::int32_t token : tokens) counts_[static_cast<std::size_t>(token)] = 0;
-  return {};
-}
-
-Status Sampler::State::penalise_counts(Tokens prompt, Tokens output,
-                                       const SamplingOptions& options) {
-  if (Status wrong = check_history(prompt, "prompt", logits_.size())) return wrong;
-  if (Status wrong = check_history(output, "output", logits_.size())) return wrong;
-  for (const Tokens tokens : {prompt, output})
-    for (const std::int32_t token : tokens) ++counts_[static_cast<std::size_t>(token)];
-  for (const Tokens tokens : {prompt, output}) {
-    for (const std::int32_t token : tokens) {
-      const auto i = static_cast<std::size_t>(token);
-      const double count = std::exchange(counts_[i], 0);
-      if (count == 0) continue;
-      processed_[i] =
-          static_cast<float>(static_cast<double>(processed_[i]) - options.presence_penalty -
-                             options.frequency_penalty * count);
-    }
+  for (const TokenCount& of : penalised_.counted()) {
+    float& logit = processed_[static_cast<std::size_t>(of.token)];
+    const double count = of.count;
+    logit = static_cast<float>(static_cast<double>(logit) - options.presence_penalty -
+                               options.frequency_penalty * count);
   }
   return {};
 }

@@ -34,6 +34,7 @@
 
 #include "base/error.h"
 #include "core/device.h"
+#include "core/sampling_args.h"
 
 namespace headrace {
 
@@ -43,11 +44,6 @@ enum class SamplingOrder { vllm, transformers, llama_cpp };
 enum class LogprobsMode {
   raw,        // of the softmax of the model's logits
   processed,  // of the probabilities of the draw: filtered tokens have none; greedy: 0
-};
-
-struct LogitBias {
-  std::int32_t token;
-  float value;  // added; -infinity forbids the token
 };
 
 inline constexpr int kMaxLogprobs = 1024;
@@ -131,6 +127,7 @@ inline float logprob_of(float logit, double max, double temperature, double log_
 
 // The errors of logits from which no token can be drawn.
 Failure bad_logit_of_model(std::size_t i, float logit);  // NaN or +infinity
+Failure bad_edited_logit(std::size_t i, float logit, float logit_of_model);
 Failure all_logits_forbidden(std::size_t num_logits);
 
 }  // namespace headrace

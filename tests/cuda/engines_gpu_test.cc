@@ -24,8 +24,8 @@ LanguageModel on_gpu(const char* file) {
               cuda::device_info(0).value());
 }
 
-// Greedy and drawn tokens, of the device alone (graphs, a step behind), by filters of the host, and
-// by whole rows of logits that the host reads.
+// Greedy and drawn tokens: of the device alone (graphs, a step behind), by filters that the host
+// ends, and with penalties, for which the host knows the token before.
 std::vector<Request> requests() {
   std::vector<Request> all;
   for (const std::size_t length : {4, 70, 8, 30, 33, 65, 1, 17, 20, 12, 9, 50}) {
@@ -37,7 +37,7 @@ std::vector<Request> requests() {
   return all;
 }
 
-std::vector<Request> requests_of_the_host() {
+std::vector<Request> requests_with_the_host() {
   std::vector<Request> all = requests();
   for (std::size_t i = 0; i < all.size(); i += 3) {
     all[i].sampling.temperature = 1;
@@ -127,9 +127,9 @@ class EnginesOnGpu : public ::testing::Test {
 TEST_F(EnginesOnGpu, OfOneModelHaveTheTokensOfOneAlone) {
   const LanguageModel model = on_gpu(kFile);
   const auto fast = tokens_of(model, roomy(), requests()),
-             slow = tokens_of(model, crowded(), requests_of_the_host());
+             slow = tokens_of(model, crowded(), requests_with_the_host());
   run_together({[&] { expect_same(model, roomy(), requests(), fast); },
-                [&] { expect_same(model, crowded(), requests_of_the_host(), slow); }});
+                [&] { expect_same(model, crowded(), requests_with_the_host(), slow); }});
 }
 
 TEST_F(EnginesOnGpu, OfTwoModelsHaveTheTokensOfOneAlone) {
@@ -247,7 +247,7 @@ TEST_F(EnginesOnGpu, DoNotWaitForTheDefaultStream) {
   const auto engine = engine_of(model, options);
   const auto tokens = [&] {
     std::vector<Tokens> all;
-    for (const auto& [key, answer] : answers_of(*engine, requests_of_the_host()))
+    for (const auto& [key, answer] : answers_of(*engine, requests_with_the_host()))
       all.push_back(answer.tokens);
     return all;
   };

@@ -3,6 +3,8 @@
 // hits in the prefix cache or without, for every page size. On each device.
 #pragma once
 
+#include <limits>
+
 #include "base/math.h"
 #include "engine/generate.h"
 #include "engine/model_fixture.h"
@@ -42,6 +44,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
         request.ignore_end = true;
         if (length % 2 == 0) request.sampling.num_logprobs = 0;
         if (length % 4 == 0) request.sampling.logprobs_mode = LogprobsMode::processed;
+        if (length % 3 == 0) request.sampling.logit_bias = {{40, 2.0f}, {3, -1.0f}, {40, 0.5f}};
         all.push_back(request);
       }
     }
@@ -181,6 +184,82 @@ TEST_P(Bits, TokensAreThoseThatTheHostDraws) {
   for (const auto& [key, answer] : answers)
     EXPECT_EQ(answer.tokens, expected(requests_[static_cast<std::size_t>(key.first - 1)]).tokens)
         << "request " << key.first;
+}
+
+// The requests of TokensOfAnyOptionsAreThoseThatTheHostDraws: random options, some with a grammar,
+// some from which no token can be drawn.
+inline std::vector<Request> requests_of_any_options(const LanguageModel& model) {
+  const auto vocabulary = std::make_shared<const text::VocabularyTrie>(model.tokenizer);
+  const auto vocab_size = static_cast<std::int32_t>(model.decoder->config.vocab_size);
+  testing::Random random(11);
+  const auto pick = [&](std::initializer_list<double> values) {
+    return values.begin()[random.between(0, std::ssize(values) - 1)];
+  };
+  std::vector<Request> all;
+  for (std::size_t i = 0; i < 90; ++i) {
+    Request request{.prompt = prompt_of(i % 40 + 1, i), .max_new_tokens = 12};
+    SamplingOptions& o = request.sampling;
+    o = {.temperature = pick({0, 0.7, 1, 3}),
+         .top_k = static_cast<std::int64_t>(pick({0, 0, 20})),
+         .top_p = pick({1, 1, 0.9}),
+         .repetition_penalty = pick({1, 1, 1.3}),
+         .presence_penalty = pick({0, 0, 0.5}),
+         .frequency_penalty = pick({0, 0, -0.2}),
+         .seed = i,
+         .order = static_cast<SamplingOrder>(random.between(0, 2)),
+         .logprobs_mode = i % 3 == 0 ? LogprobsMode::processed : LogprobsMode::raw};
+    if (i % 2 == 0) o.num_logprobs = static_cast<int>(pick({0, 1, 5, 20}));
+    if (i % 4 == 1) o.logit_bias = {{7, 2.0f}, {100, -1.5f}, {7, 0.25f}};
+    if (i % 3 == 2) {
+      const char* const patterns[] = {"[a-z]{3,12}", "(true|false), [0-9]{1,5}!", "x*y?z{2,6}"};
+      request.grammar =
+          text::Grammar::from_regex(patterns[random.between(0, 2)], vocabulary).value();
+    } else {
+      request.ignore_end = true;
+    }
+    if (i % 30 == 16)
+      for (std::int32_t token = 0; token < vocab_size; ++token)
+        o.logit_bias.push_back({token, -std::numeric_limits<float>::infinity()});
+    all.push_back(request);
+  }
+  return all;
+}
+
+// Each alone, with logits on the host; then all of them together, drawn on the device.
+TEST_P(Bits, TokensOfAnyOptionsAreThoseThatTheHostDraws) {
+  EngineOptions options{.cache_dtype = GetParam().cache_dtype,
+                        .k_dtype = GetParam().codes,
+                        .v_dtype = GetParam().codes,
+                        .num_pages = 400};
+  const std::vector<Request> wanted = requests_of_any_options(*model_);
+  EngineOptions of_host = options;
+  of_host.on_logits = [](std::int64_t, std::int64_t, std::span<const float>) -> Status {
+    return std::nullopt;
+  };
+  Answers alone, together;
+  const auto host = engine_of(*model_, of_host), engine = engine_of(*model_, options);
+  for (const Request& request : wanted) {
+    ASSERT_TRUE(host->add(request).ok());
+    ASSERT_FALSE(host->run());
+    poll_all(*host, alone);
+    ASSERT_TRUE(engine->add(request).ok());
+  }
+  ASSERT_FALSE(engine->run());
+  poll_all(*engine, together);
+  ASSERT_EQ(alone.size(), wanted.size());
+  ASSERT_EQ(together.size(), wanted.size());
+  int num_failed = 0;
+  for (const auto& [key, answer] : together) {
+    const Answer& good = alone.at(key);
+    EXPECT_EQ(answer.tokens, good.tokens) << "request " << key.first;
+    EXPECT_EQ(answer.logprobs, good.logprobs) << "request " << key.first;
+    EXPECT_EQ(answer.top_logprobs, good.top_logprobs) << "request " << key.first;
+    EXPECT_EQ(answer.text, good.text) << "request " << key.first;
+    EXPECT_EQ(answer.finish, good.finish) << "request " << key.first;
+    EXPECT_EQ(answer.error, good.error) << "request " << key.first;
+    num_failed += answer.finish == FinishReason::error;
+  }
+  EXPECT_EQ(num_failed, 3);
 }
 
 // A sample that ends with a token may have been computed further; its pages go to others at once.

@@ -31,6 +31,7 @@ inline Tokens prompt_of(std::size_t length, std::uint64_t seed) {
 struct Answer {
   Tokens tokens;
   std::vector<float> logprobs;  // 0 where none were asked for
+  std::vector<std::vector<std::pair<std::int32_t, float>>> top_logprobs;
   std::string text;
   std::optional<FinishReason> finish;
   std::string error;
@@ -46,6 +47,8 @@ inline void poll_all(Engine& engine, Answers& answers) {
     for (const OutputToken& token : output->tokens) {
       answer.tokens.push_back(token.token);
       answer.logprobs.push_back(token.logprob);
+      auto& top = answer.top_logprobs.emplace_back();
+      for (const TokenLogprob& one : token.top_logprobs) top.emplace_back(one.token, one.logprob);
     }
     answer.text += output->text;
     answer.finish = output->finish;

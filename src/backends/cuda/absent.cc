@@ -38,6 +38,7 @@ Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }
 Status rms_norm(const RmsNorm&, int, Stream) { return absent(); }
 Status swiglu(const SwiGlu&, int, Stream) { return absent(); }
 Status to_bf16(const ToBf16&, int, Stream) { return absent(); }
+Status edit_logits(const EditLogitsArgs&, int, Stream) { return absent(); }
 Status summarise_logits(const SummariseLogitsArgs&, int, Stream) { return absent(); }
 Status gather_logits(const GatherLogitsArgs&, int, Stream) { return absent(); }
 Status draw_tokens(const DrawTokensArgs&, int, Stream) { return absent(); }

@@ -69,6 +69,7 @@ Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream str
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream);
 
 // The passes over logits that sampling makes.
+Status edit_logits(const EditLogitsArgs& args, int device_id, Stream stream);
 Status summarise_logits(const SummariseLogitsArgs& args, int device_id, Stream stream);
 Status gather_logits(const GatherLogitsArgs& args, int device_id, Stream stream);
 Status draw_tokens(const DrawTokensArgs& args, int device_id, Stream stream);

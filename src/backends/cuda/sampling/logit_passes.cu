@@ -26,12 +26,60 @@ __device__ __forceinline__ float warp_nan_or_max(float x) {
   return x;
 }
 
+// Copies rows and forbids what their masks do. A warp per block. Adds -infinity rather than storing
+// it, so that a NaN of the model is still found, and 0 beside it, as the CPU does.
+__global__ void __launch_bounds__(kThreads) mask_kernel(const EditLogitsArgs p) {
+  const LogitEdits& edits = p.rows[blockIdx.y];
+  const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (block * kLogitBlock >= p.vocab_size) return;
+  constexpr std::uint64_t kEvery = ~std::uint64_t{0};
+  const std::uint64_t allowed = edits.mask == nullptr ? kEvery : edits.mask[block];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int bit = half * 32 + static_cast<int>(threadIdx.x) % 32;
+    const std::int64_t i = block * kLogitBlock + bit;
+    if (i >= p.vocab_size) continue;
+    float logit = edits.from[i];
+    if (allowed != kEvery) logit = __fadd_rn(logit, (allowed >> bit & 1) != 0 ? 0.0f : -INFINITY);
+    edits.to[i] = logit;
+  }
+}
+
+// Biases and penalties as ops/sampling.cc has them, operation by operation. A CTA per row; a thread
+// per token.
+__global__ void __launch_bounds__(kThreads) edit_kernel(const EditLogitsArgs p) {
+  const LogitEdits& e = p.rows[blockIdx.x];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < e.num_biases; i += kThreads) {
+    const int token = e.biases[i].token;
+    if (i > 0 && e.biases[i - 1].token == token) continue;  // added with the first of the token
+    float logit = e.to[token];
+    for (int k = i; k < e.num_biases && e.biases[k].token == token; ++k)
+      logit = __fadd_rn(logit, e.biases[k].value);
+    e.to[token] = logit;
+  }
+  __syncthreads();
+  for (int i = thread; i < e.num_repeated; i += kThreads) {
+    float& logit = e.to[e.repeated[i].token];
+    const double x = static_cast<double>(logit);
+    logit = __double2float_rn(x > 0 ? __ddiv_rn(x, e.repetition_penalty)
+                                    : __dmul_rn(x, e.repetition_penalty));
+  }
+  __syncthreads();
+  for (int i = thread; i < e.num_counted; i += kThreads) {
+    float& logit = e.to[e.counted[i].token];
+    const double count = static_cast<double>(e.counted[i].count);
+    const double present = __dsub_rn(static_cast<double>(logit), e.presence_penalty);
+    logit = __double2float_rn(__dsub_rn(present, __dmul_rn(e.frequency_penalty, count)));
+  }
+}
+
 // A warp per block.
 __global__ void __launch_bounds__(kThreads) maxima_kernel(const SummariseLogitsArgs p) {
   const std::int64_t num_blocks = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
   const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (block >= num_blocks) return;
-  const float* row = p.logits + p.queries[blockIdx.y].row * p.vocab_size;
+  const float* row = p.queries[blockIdx.y].row;
   float max = -INFINITY;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -77,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArg
   if (blockIdx.x == 0 && threadIdx.x == 0) p.row_maxima[blockIdx.y] = max;
 
   const std::int64_t block = std::int64_t{blockIdx.x} * kSumsOfCta + threadIdx.x / kSumLanes;
-  const float* row = p.logits + query.row * p.vocab_size;
+  const float* row = query.row;
   double sum = 0;
   if (block < num_sums && query.temperature != 0) {
 #pragma unroll 4
@@ -94,33 +142,31 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArg
 
 // A CTA per range; a warp per block of logits. Counts first, so that candidates are in order.
 __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs p) {
-  extern __shared__ int offsets[];  // [blocks of the range + 1]
+  extern __shared__ int offsets[];  // [num_blocks + 1]
   const LogitRange range = p.ranges[blockIdx.x];
-  const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
-  const float* row = p.logits + range.row * p.vocab_size;
-  const float* maxima = p.maxima + blockIdx.x * num_maxima;
+  const LogitQuery query = p.queries[range.query];
+  const int num_blocks = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
+  const float* maxima = p.maxima + static_cast<std::int64_t>(range.query) * num_blocks;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int num_blocks = range.last_block - range.first_block;
   const auto for_each_block = [&](auto&& body) {
-    for (int i = warp; i < num_blocks; i += kWarps) {
-      const std::int64_t block = range.first_block + i;
-      if (maxima[block] < range.at_least) continue;
+    for (int block = warp; block < num_blocks; block += kWarps) {
+      if (maxima[block] < range.at_least || maxima[block] == -INFINITY) continue;
       bool is_kept[2];
       float logit[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const std::int64_t token = block * kLogitBlock + half * 32 + lane;
-        logit[half] = token < p.vocab_size ? row[token] : 0.0f;
-        is_kept[half] = token < p.vocab_size && logit[half] >= range.at_least;
+        logit[half] = token < p.vocab_size ? query.row[token] : -INFINITY;
+        is_kept[half] = logit[half] >= range.at_least && logit[half] > -INFINITY;
       }
-      body(i, block, logit, is_kept);
+      body(block, logit, is_kept);
     }
   };
   for (int i = static_cast<int>(threadIdx.x); i <= num_blocks; i += kThreads) offsets[i] = 0;
   __syncthreads();
-  for_each_block([&](int i, std::int64_t, const float(&)[2], const bool(&is_kept)[2]) {
+  for_each_block([&](int block, const float(&)[2], const bool(&is_kept)[2]) {
     const u32 low = __ballot_sync(kAll, is_kept[0]), high = __ballot_sync(kAll, is_kept[1]);
-    if (lane == 0) offsets[i + 1] = __popc(low) + __popc(high);
+    if (lane == 0) offsets[block + 1] = __popc(low) + __popc(high);
   });
   __syncthreads();
   if (warp == 0) {  // an inclusive scan, 32 at a time
@@ -138,15 +184,18 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs
     }
   }
   __syncthreads();
-  Candidate* to = p.candidates + blockIdx.x * p.max_candidates;
-  for_each_block([&](int i, std::int64_t block, const float(&logit)[2], const bool(&is_kept)[2]) {
-    std::int64_t at = offsets[i];
+  const std::int64_t first = blockIdx.x * p.max_candidates;
+  for_each_block([&](int block, const float(&logit)[2], const bool(&is_kept)[2]) {
+    std::int64_t at = offsets[block];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const u32 kept = __ballot_sync(kAll, is_kept[half]);
       const std::int64_t mine = at + __popc(kept & ((1u << lane) - 1));
-      if (is_kept[half] && mine < p.max_candidates)
-        to[mine] = {logit[half], static_cast<std::int32_t>(block * kLogitBlock + half * 32 + lane)};
+      const int token = block * static_cast<int>(kLogitBlock) + half * 32 + lane;
+      if (is_kept[half] && mine < p.max_candidates) {
+        p.candidates[first + mine] = {logit[half], token};
+        if (query.model_row != query.row) p.model_logits[first + mine] = query.model_row[token];
+      }
       at += __popc(kept);
     }
   });
@@ -225,26 +274,44 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) 
   extern __shared__ double sums[];  // [num_sums]
   __shared__ int shared;
   const LogitQuery query = p.queries[blockIdx.x];
-  const float* row = p.logits + query.row * p.vocab_size;
+  const float* row = query.row;
   const float max = p.row_maxima[blockIdx.x];
   const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
   const bool has_weights = query.temperature != 0 && isfinite(max);
   if (has_weights) add_up(p, num_sums, sums);
   int token = -1;
   if (isnan(max)) {
-    const auto is_bad = [&](int i) { return !(row[i] < INFINITY); };
-    token = -1 - first_index(static_cast<int>(p.vocab_size), &shared, is_bad);
+    const int vocab_size = static_cast<int>(p.vocab_size);
+    const auto first_bad = [&](const float* logits) {
+      return first_index(vocab_size, &shared, [&](int i) { return !(logits[i] < INFINITY); });
+    };
+    const int of_model = first_bad(query.model_row);
+    token = -1 - (of_model < vocab_size ? of_model : first_bad(row));
   } else if (max != -INFINITY) {
     token = query.uniform < 0 ? first_largest(p, row, max, &shared)
                               : draw_weighted(p, query, row, max, sums, num_sums, &shared);
   }
   if (threadIdx.x > 0) return;
-  p.drawn[blockIdx.x] = {token, row[token < 0 ? -1 - token : token], max,
+  const int shown = token < 0 ? -1 - token : token;
+  p.drawn[blockIdx.x] = {token, row[shown], query.model_row[shown], max,
                          has_weights ? sums[num_sums - 1] : 0};
   p.tokens[blockIdx.x] = token < 0 ? 0 : token;
 }
 
 }  // namespace
+
+Status edit_logits(const EditLogitsArgs& call, int device_id, Stream stream) {
+  const DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  const auto on = static_cast<cudaStream_t>(stream);
+  const auto rows = static_cast<unsigned>(call.num_rows);
+  const auto num_ctas =
+      static_cast<unsigned>(ceil_div<std::int64_t>(ceil_div(call.vocab_size, kLogitBlock), kWarps));
+  HEADRACE_TRY(launch({.name = "logit_mask", .grid = dim3(num_ctas, rows), .block = dim3(kThreads)},
+                      on, mask_kernel, call));
+  return launch({.name = "logit_edits", .grid = dim3(rows), .block = dim3(kThreads)}, on,
+                edit_kernel, call);
+}
 
 Status summarise_logits(const SummariseLogitsArgs& call, int device_id, Stream stream) {
   if (call.num_queries > kMaxLogitQueries)
