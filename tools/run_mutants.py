@@ -50,7 +50,9 @@ def units(pattern="*"):
     return gtest(f"units {pattern}", "tests/headrace_unit_tests", pattern)
 
 
-GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
+GRID, BACKWARD, BITS, CATALOGUE, QUANTISED = (
+    small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue", "quantised")
+)
 CAPI = gtest("capi", "tests/headrace_capi_tests")
 RULES = gtest("rules", "tests/conformance/headrace_rules_tests")
 ON_CPU = {
@@ -87,11 +89,12 @@ ALL_ON_CPU = (
     BACKWARD,
     BITS,
     CATALOGUE,
+    QUANTISED,
     CAPI,
     RULES,
 )
-CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
-    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
+CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_QUANTISED = (
+    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue", "quantised")
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
 CUDA_CAPI = gtest("CUDA capi", "tests/cuda/headrace_cuda_capi_tests")
@@ -140,7 +143,7 @@ ON_CUDA = {
     "cuda_executor": (gtest("CUDA decoder", "tests/cuda/headrace_cuda_tests", "*DecoderOnGpu*"),),
     "cuda_engines": (gtest("CUDA engines", "tests/cuda/headrace_cuda_tests", "EnginesOnGpu*"),),
 }
-ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_QUANTISED, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 
