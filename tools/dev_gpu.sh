@@ -27,7 +27,7 @@ gpu_test() {
     count=$((count + 1))
     step "$file" "$1/headrace_$file" || failed=$((failed + 1))
   done
-  for suite in oracle grid backward bits catalogue; do
+  for suite in oracle grid backward bits catalogue quantised; do
     [[ -x $1/headrace_conformance ]] || continue
     arguments=(--device cuda --suite "$suite")
     [[ $suite != grid ]] || arguments+=(--threads "$(nproc)")

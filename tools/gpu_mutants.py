@@ -51,6 +51,7 @@ UNITS = {
     "cuda_sm90_decode": ["sm90/decode/hd64", "sm90/decode/hd128"],
     "cuda_decode_prefix": ["sm90/decode/prefix", "sm90/decode/hd64_prefix", "sm90/decode/hd128_prefix"],
     "cuda_sm80_codes": ["sm80/codes/bf16_hd64", "sm80/codes/bf16_hd128"],
+    "cuda_pages": ["sm90/decode/hd128", "sm80/fwd/f32_hd64"],
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_sparq": ["sparq/scores", "sparq/attend", "sparq/append"],
     "cuda_gemm": ["gemm/stream", "gemm/tiles_bf16", "gemm/tiles_f16", "gemm/wide_bf16", "gemm/wide_f16"],

@@ -60,6 +60,8 @@ def subjects_of(folder, count):
     for name, is_backward in kernels:
         if is_backward:
             cases = ("--suite", "backward", "--tier", "small", "--only", "B5")
+        elif name.endswith("_codes"):
+            cases = ("--suite", "quantised", "--tier", "small")
         else:
             cases = ("--suite", "grid", "--count", str(count))
         yield Subject(name, program, ("--device", "cuda", "--kernel", name, *cases, "--threads", "1"))

@@ -50,7 +50,9 @@ def units(pattern="*"):
     return gtest(f"units {pattern}", "tests/headrace_unit_tests", pattern)
 
 
-GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
+GRID, BACKWARD, BITS, CATALOGUE, QUANTISED = (
+    small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue", "quantised")
+)
 CAPI = gtest("capi", "tests/headrace_capi_tests")
 RULES = gtest("rules", "tests/conformance/headrace_rules_tests")
 ON_CPU = {
@@ -87,11 +89,12 @@ ALL_ON_CPU = (
     BACKWARD,
     BITS,
     CATALOGUE,
+    QUANTISED,
     CAPI,
     RULES,
 )
-CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
-    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
+CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_QUANTISED = (
+    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue", "quantised")
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
 CUDA_CAPI = gtest("CUDA capi", "tests/cuda/headrace_cuda_capi_tests")
@@ -134,6 +137,7 @@ ON_CUDA = {
     ),
     "cuda_decode_prefix": (gtest("CUDA prefixes", "tests/cuda/headrace_cuda_capi_tests", "*DecodePrefix*"),),
     "cuda_sm80_codes": (gtest("CUDA codes", "tests/cuda/headrace_cuda_tests", "CudaCodes*"),),
+    "cuda_pages": (gtest("CUDA pages", "tests/cuda/headrace_cuda_capi_tests", "CudaPageIndptr.*"),),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
     "cuda_sparq": (gtest("CUDA SparQ", "tests/cuda/headrace_cuda_tests", "CudaSparq*"),),
     "cuda_gemm": (gtest("CUDA products", "tests/cuda/headrace_cuda_tests", "*GemmOnGpu*"),),
@@ -141,7 +145,7 @@ ON_CUDA = {
     "cuda_sampler": (gtest("CUDA sampler", "tests/cuda/headrace_cuda_tests", "*DeviceSampler*"),),
     "cuda_engines": (gtest("CUDA engines", "tests/cuda/headrace_cuda_tests", "EnginesOnGpu*"),),
 }
-ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_QUANTISED, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/validate_fixture.h"
-#include "tests/support/quantised_case.h"
+#include "tests/support/quantised_call.h"
 
 namespace headrace {
 namespace {

@@ -4,7 +4,7 @@
 #include "attention/select.h"
 #include "core/device.h"
 #include "tests/support/built_dtypes.h"
-#include "tests/support/quantised_case.h"
+#include "tests/support/quantised_call.h"
 #include "tests/support/quantised_close.h"
 
 namespace headrace {
@@ -34,28 +34,6 @@ std::string run_on(const Kernel& kernel, const headrace_attention_tensors& tenso
 
 std::string run_on(const Kernel& kernel, QuantisedCall& call, int num_threads) {
   return run_on(kernel, call.tensors(), call.attention_options(), num_threads);
-}
-
-bool has_integer_products(const Kernel& kernel, const QuantisedCase& c) {
-  const bool has_vnni = (cpu_info().value().cpu_isa & HEADRACE_ISA_AVX512_VNNI) != 0;
-  return c.dtype != DType::f32 &&
-         (kernel.name == "cpu_avx2_fwd" || (kernel.name == "cpu_avx512_fwd" && has_vnni));
-}
-
-// Integer products round P to 2^-16 of the largest of 64 keys, so a row is off by at most 64 keys
-// times 2^-16 of the largest code, in steps of V. With zero points they also round Q times the
-// steps of K to 2^-16 of its largest: 2.7 sqrt(head_dim) of that is one standard deviation with
-// codes of 4 bits, of which 6 are allowed.
-testing::ErrorBounds bounds_of(const Kernel& kernel, const QuantisedCase& c) {
-  testing::ErrorBounds bounds{.out = 2e-5, .lse = 3e-5};
-  if (!has_integer_products(kernel, c)) return bounds;
-  const double largest_code = c.v_dtype == DType::i8                                 ? 127
-                              : c.v_dtype == DType::i4x2 || c.v_dtype == DType::u4x2 ? 8
-                              : c.v_dtype == DType::u2x4                             ? 2
-                                                                                     : 0;
-  bounds.of_step = 64 * 0x1p-16 * largest_code;
-  bounds.of_key_step = 16 * 0x1p-16;
-  return bounds;
 }
 
 bool has_instruction_set(const Kernel& kernel) {
@@ -103,7 +81,7 @@ TEST(Quantised, EveryKernelAgreesWithTheDequantisedKeys) {
       QuantisedCall call(c);
       ASSERT_FALSE(call.append_status().has_value()) << call.append_status()->message;
       ASSERT_EQ(run_on(*kernel, call, 1 + i % 3), "") << what;
-      testing::expect_close(call, bounds_of(*kernel, c), what);
+      testing::expect_close(call, testing::bounds_of(*kernel, c), what);
       ++num_run;
     }
   }
@@ -127,7 +105,7 @@ TEST(Quantised, EveryLengthAroundATile) {
         const std::string what = std::string(kernel->name) + ": " + text_of(c);
         QuantisedCall call(c);
         ASSERT_EQ(run_on(*kernel, call, 2), "") << what;
-        testing::expect_close(call, bounds_of(*kernel, c), what);
+        testing::expect_close(call, testing::bounds_of(*kernel, c), what);
       }
 }
 
@@ -152,7 +130,7 @@ TEST(Quantised, SequencesWithoutQueriesNeedNoRecentPages) {
                     -1);
     table.data = read.data();
     ASSERT_EQ(run_on(*kernel, t, call.attention_options(), 2), "") << what;
-    testing::expect_close(call, bounds_of(*kernel, c), what);
+    testing::expect_close(call, testing::bounds_of(*kernel, c), what);
   }
 }
 
@@ -169,7 +147,7 @@ TEST(Quantised, WindowsThatBeginOnBothSidesOfASplit) {
       c.page_size = c.group = 32;
       QuantisedCall call(c);
       ASSERT_EQ(run_on(*kernel, call, 2), "") << kernel->name;
-      testing::expect_close(call, bounds_of(*kernel, c),
+      testing::expect_close(call, testing::bounds_of(*kernel, c),
                             std::string(kernel->name) + ": " + text_of(c));
     }
 }
@@ -289,7 +267,7 @@ TEST(Quantised, ScalesOfASequenceOfAnySize) {
         c.v_scale = v_scale;
         QuantisedCall call(c);
         ASSERT_EQ(run_on(*kernel, call, 2), "") << kernel->name;
-        testing::expect_close(call, bounds_of(*kernel, c),
+        testing::expect_close(call, testing::bounds_of(*kernel, c),
                               std::string(kernel->name) + ": " + text_of(c));
       }
 }

@@ -18,7 +18,8 @@ struct CommandLine {
 void add_options(CLI::App& app, CommandLine& line) {
   SuiteOptions& o = line.options;
   app.add_option("--suite", o.suite, "suite to run")
-      ->check(CLI::IsMember({"grid", "backward", "bits", "catalogue", "oracle", "fuzz", "all"}));
+      ->check(CLI::IsMember(
+          {"grid", "backward", "bits", "catalogue", "quantised", "oracle", "fuzz", "all"}));
   app.add_option("--kernel", o.kernel, "run only this kernel");
   app.add_option("--device", o.device, "kernels to run")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}));
@@ -32,7 +33,8 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--tier", line.tier,
                  "small: a few hundred cases; whole: all cases of the named grids")
       ->check(CLI::IsMember({"small", "full", "whole"}));
-  app.add_option("--only", o.only, "backward: one grid, check or case of a grid: B1, B1/17");
+  app.add_option("--only", o.only,
+                 "backward, quantised: one grid, check or case of a grid: B1, B1/17, Q2");
   app.add_option("--shard", line.shard, "i/n: run part i of n, counted from 1");
   app.add_option("--threads", o.num_threads, "cases in parallel")->check(CLI::Range(1, 64));
   app.add_option("--format", line.format, "report format")
@@ -52,7 +54,7 @@ void print_list() {
                 target.kernel->name.data());
   for (const std::string& name : skipped_targets())
     std::printf("kernel %s (not supported by this CPU)\n", name.c_str());
-  std::printf("suites grid backward bits catalogue oracle fuzz all\n");
+  std::printf("suites grid backward bits catalogue quantised oracle fuzz all\n");
   for (const AxisInfo& axis : axes()) {
     std::printf("axis %s:", axis.name);
     for (const char* value : axis.values) std::printf(" %s", value);
@@ -62,9 +64,13 @@ void print_list() {
 
 int run_suites(const CommandLine& line) {
   using Run = Report (*)(const SuiteOptions&);
-  const std::pair<const char*, Run> suites[] = {
-      {"grid", run_grid},           {"backward", run_backward}, {"bits", run_bits},
-      {"catalogue", run_catalogue}, {"oracle", run_oracle},     {"fuzz", run_fuzz}};
+  const std::pair<const char*, Run> suites[] = {{"grid", run_grid},
+                                                {"backward", run_backward},
+                                                {"bits", run_bits},
+                                                {"catalogue", run_catalogue},
+                                                {"quantised", run_quantised},
+                                                {"oracle", run_oracle},
+                                                {"fuzz", run_fuzz}};
   bool ok = true;
   for (const auto& [name, run] : suites) {
     const bool is_all = line.options.suite == "all" && std::string(name) != "fuzz";

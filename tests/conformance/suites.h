@@ -21,7 +21,8 @@ struct SuiteOptions {
   KeyStorage keys = KeyStorage::whole;  // of a case that is replayed
   std::size_t count = 10000;
   Tier tier = Tier::full;
-  std::string only;  // backward: one grid or check, or one case of a grid ("B1/17"); empty: all
+  // backward: one grid or check, or one case of a grid ("B1/17"); quantised: one grid; empty: all
+  std::string only;
   int shard = 0, num_shards = 1;
   int num_threads = 1;  // cases in parallel
   double seconds = 60;  // fuzz
@@ -52,7 +53,7 @@ struct KernelReport {
   PairTable seen, refused;
 };
 
-// A named check of the suites bits and catalogue.
+// A named check of the suites bits, catalogue and quantised.
 struct NamedCheck {
   std::string id, title, kernel, status;  // "ok", "failed", "refused", "not applicable"
 };
@@ -83,6 +84,7 @@ Report run_backward(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
 void run_gradient_bits(const SuiteOptions& options, Report& report);  // part of run_bits()
 Report run_catalogue(const SuiteOptions& options);
+Report run_quantised(const SuiteOptions& options);
 // Compares a GPU's kernel in double with the reference.
 Report run_oracle(const SuiteOptions& options);
 // Replays one case and prints its details.

@@ -7,7 +7,7 @@
 #include "attention/select.h"
 #include "backends/cuda/backend.h"
 #include "cuda/gpu.h"
-#include "support/quantised_case.h"
+#include "support/quantised_call.h"
 #include "support/quantised_close.h"
 
 namespace headrace::testing {
@@ -18,22 +18,16 @@ using Bytes = std::vector<unsigned char>;
 // A call whose tensors are on the device.
 class DeviceCall {
  public:
-  explicit DeviceCall(QuantisedCall& call) : call_(call), tensors_(call.tensors()) {
-    for (const QuantisedCall::Memory& memory : call.memory()) copies_.emplace_back(memory);
-    quantised_ = *tensors_.quantised;
-    tensors_.quantised = &quantised_;
-    for (headrace_tensor* x :
-         {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.out, &tensors_.lse,
-          &tensors_.cu_seqlens_q, &tensors_.block_table, &tensors_.page_indptr, &tensors_.seqused_k,
-          &quantised_.k_scale, &quantised_.v_scale, &quantised_.k_recent, &quantised_.v_recent,
-          &quantised_.recent_table})
-      if (x->rank > 0) to_device(*x);
-  }
+  explicit DeviceCall(QuantisedCall& call)
+      : call_(call),
+        moved_(call, HEADRACE_CUDA, [this](const QuantisedCall::Memory& memory, headrace_tensor&) {
+          return copies_.emplace_back(memory).device.data();
+        }) {}
 
   // Empty, or why the kernel did not run.
   std::string run(const Kernel& kernel) {
     const headrace_attention_options options = call_.attention_options();
-    Result<Problem> problem = validate(tensors_, options);
+    Result<Problem> problem = validate(moved_.tensors, options);
     if (!problem.ok()) return problem.failure().message;
     Result<DeviceInfo> device = cuda::device_info(0);
     if (!device.ok()) return device.failure().message;
@@ -41,7 +35,7 @@ class DeviceCall {
     if (!plan.ok()) return plan.failure().message;
     const OnDevice<unsigned char> workspace(Bytes(plan.value().schedule.workspace_bytes + 1, 0xff));
     const Status bad =
-        kernel.launch(plan.value(), make_args(problem.value(), tensors_, options),
+        kernel.launch(plan.value(), make_args(problem.value(), moved_.tensors, options),
                       {workspace.data(), plan.value().schedule.workspace_bytes}, nullptr);
     HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
     const Status broken = cuda::check(0, nullptr);
@@ -63,22 +57,9 @@ class DeviceCall {
     QuantisedCall::Memory host;
     OnDevice<unsigned char> device;
   };
-  void to_device(headrace_tensor& view) {
-    for (Copy& copy : copies_) {
-      const auto offset =
-          static_cast<unsigned char*>(view.data) - static_cast<unsigned char*>(copy.host.data);
-      if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(copy.host.bytes)) continue;
-      view.data = copy.device.data() + offset;
-      view.device_type = HEADRACE_CUDA;
-      return;
-    }
-    FAIL() << "a view of no tensor";
-  }
-
   QuantisedCall& call_;
-  headrace_attention_tensors tensors_;
-  headrace_quantised_kv quantised_;
   std::list<Copy> copies_;
+  MovedTensors moved_;
 };
 
 const Kernel& kernel_named(std::string_view name) {
@@ -126,20 +107,11 @@ TEST(CudaCodes, TheSimpleKernelTakesEveryCase) {
   }
 }
 
-// Weights are rounded to f16, those of recent keys to the dtype of q: by up to 2^-11 and 2^-8. With
-// zero points they are rounded again with the scales of V, and Q with those of K.
 void expect_agreement(const QuantisedCase& c) {
   QuantisedCall call(c);
-  ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
-  const double most = has_zero_points(c.k_dtype) ? largest_code(c.k_dtype) : 0;
-  const double step = c.k_dtype == DType::f8e4m3 ? 0 : 0x1p-12;  // formats.cuh
-  const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-8 : 0x1p-11;
-  expect_close(call,
-               {.out = weights + c.q_scale * 0x1p-12,
-                .lse = c.q_scale * 1e-4,
-                .of_step = step + most * 0x1p-11,
-                .of_key_step = most * 0x1p-11},
-               text_of(c));
+  const Kernel& kernel = kernel_named("cuda_sm80_codes");
+  ASSERT_EQ(DeviceCall(call).run(kernel), "") << text_of(c);
+  expect_close(call, bounds_of(kernel, c), text_of(c));
 }
 
 TEST(CudaCodes, TheFastKernelAgrees) {

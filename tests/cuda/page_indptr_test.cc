@@ -103,39 +103,87 @@ std::vector<BadOffsets> bad_offsets() {
           {{-2147483647 - 1, -2147483647 - 1, 4}, {1, 0}, kFirst, true}};
 }
 
-void expect_reports(const char* kernel, DType dtype, std::int64_t seqlen_q, std::int64_t dim) {
-  constexpr std::int64_t kPages = 4, kSize = 16;
-  const OnDevice<unsigned char> kv(numbers(dtype, kPages * kSize * dim, 1));
-  const OnDevice<unsigned char> q(numbers(dtype, 2 * seqlen_q * dim, 2)),
-      out(numbers(dtype, 2 * seqlen_q * dim, 3));
-  const OnDevice<std::int32_t> table({0, 1, 2, 3});
-  for (const auto& [indptr, used, text, is_refused] : bad_offsets()) {
-    SCOPED_TRACE(std::string(kernel) + " indptr " + std::to_string(indptr[0]) + ' ' +
-                 std::to_string(indptr[1]) + ' ' + std::to_string(indptr[2]));
-    const OnDevice<std::int32_t> indptr_device(indptr), used_device(used);
-    AttentionTensors t{.q = on_device(q.data(), dtype, {2, seqlen_q, 1, dim}),
-                       .k = on_device(kv.data(), dtype, {kPages, kSize, 1, dim}),
-                       .v = on_device(kv.data(), dtype, {kPages, kSize, 1, dim}),
-                       .out = on_device(out.data(), dtype, {2, seqlen_q, 1, dim})};
-    t.block_table = on_device(table.data(), DType::i32, {kPages});
-    t.page_indptr = on_device(indptr_device.data(), DType::i32, {3});
-    t.seqused_k = on_device(used_device.data(), DType::i32, {2});
-    EXPECT_STREQ(plan_attention(Problem(t), cuda_info(0)).kernel(), kernel);
-    attention_forward(t);
-    const headrace_status status = headrace_check(HEADRACE_CUDA, 0, nullptr);
-    EXPECT_EQ(status, *text == 0 ? HEADRACE_OK : HEADRACE_INVALID_ARGUMENT)
-        << headrace_last_error();
-    if (*text != 0) {
-      EXPECT_EQ(std::string(headrace_last_error()).find(text), 0u) << headrace_last_error();
+// Two sequences over pages of 16 keys, of one head.
+class TwoSequences {
+ public:
+  static constexpr std::int64_t kPages = 4, kSize = 16;
+
+  TwoSequences(const char* kernel, DType dtype, std::int64_t seqlen_q, std::int64_t dim)
+      : kernel_(kernel),
+        dtype_(dtype),
+        seqlen_q_(seqlen_q),
+        dim_(dim),
+        kv_(numbers(dtype, kPages * kSize * dim, 1)),
+        q_(numbers(dtype, 2 * seqlen_q * dim, 2)),
+        out_(numbers(dtype, 2 * seqlen_q * dim, 3)) {}
+
+  AttentionTensors tensors(const OnDevice<std::int32_t>& used) const {
+    AttentionTensors t{.q = on_device(q_.data(), dtype_, {2, seqlen_q_, 1, dim_}),
+                       .k = on_device(kv_.data(), dtype_, {kPages, kSize, 1, dim_}),
+                       .v = on_device(kv_.data(), dtype_, {kPages, kSize, 1, dim_}),
+                       .out = on_device(out_.data(), dtype_, {2, seqlen_q_, 1, dim_})};
+    t.seqused_k = on_device(used.data(), DType::i32, {2});
+    return t;
+  }
+  // Keys that the pages of a sequence have room for, of those in use; over a block_table.
+  std::vector<unsigned char> out_of_rows(const BadOffsets& bad) const {
+    std::vector<std::int32_t> pages(2 * kPages, kGarbage), used;
+    for (std::size_t b = 0; b < 2; ++b) {
+      const std::int64_t begin = bad.indptr[b],
+                         end = std::min<std::int64_t>(bad.indptr[b + 1], kPages);
+      const std::int64_t count = begin < 0 ? 0 : std::max<std::int64_t>(end - begin, 0);
+      for (std::int64_t i = 0; i < count; ++i)
+        pages[b * kPages + static_cast<std::size_t>(i)] = static_cast<std::int32_t>(begin + i);
+      used.push_back(static_cast<std::int32_t>(std::min<std::int64_t>(bad.used[b], count * kSize)));
     }
+    const OnDevice<std::int32_t> pages_device(pages), used_device(used);
+    AttentionTensors t = tensors(used_device);
+    t.block_table = on_device(pages_device.data(), DType::i32, {2, kPages});
+    EXPECT_STREQ(plan_attention(Problem(t), cuda_info(0)).kernel(), kernel_);
+    attention_forward(t);
+    EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_OK) << headrace_last_error();
+    return out_.read();
+  }
+  // Around the table lie numbers of pages, which no sequence may read.
+  void expect_reports(const BadOffsets& bad) const {
+    const std::vector<unsigned char> expected = out_of_rows(bad);
+    const OnDevice<std::int32_t> table({0, 0, 1, 2, 3, 0, 0}), indptr(bad.indptr), used(bad.used);
+    AttentionTensors t = tensors(used);
+    t.block_table = on_device(table.data() + 1, DType::i32, {kPages});
+    t.page_indptr = on_device(indptr.data(), DType::i32, {3});
+    EXPECT_STREQ(plan_attention(Problem(t), cuda_info(0)).kernel(), kernel_);
+    attention_forward(t);
+    const bool is_wrong = *bad.text != 0;
+    EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr),
+              is_wrong ? HEADRACE_INVALID_ARGUMENT : HEADRACE_OK)
+        << headrace_last_error();
+    if (is_wrong) {
+      EXPECT_EQ(std::string(headrace_last_error()).find(bad.text), 0u) << headrace_last_error();
+    }
+    EXPECT_EQ(out_.read(), expected) << "keys without a page, or of another sequence";
     AttentionOptions checked;
     checked.checked = true;
-    if (is_refused) {
+    if (bad.is_refused) {
       EXPECT_THROW(attention_forward(t, checked), Error);
     } else {
       EXPECT_NO_THROW(attention_forward(t, checked));
     }
     EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_OK) << headrace_last_error();
+  }
+
+ private:
+  const char* kernel_;
+  DType dtype_;
+  std::int64_t seqlen_q_, dim_;
+  OnDevice<unsigned char> kv_, q_, out_;
+};
+
+void expect_reports(const char* kernel, DType dtype, std::int64_t seqlen_q, std::int64_t dim) {
+  const TwoSequences sequences(kernel, dtype, seqlen_q, dim);
+  for (const BadOffsets& bad : bad_offsets()) {
+    SCOPED_TRACE(std::string(kernel) + " indptr " + std::to_string(bad.indptr[0]) + ' ' +
+                 std::to_string(bad.indptr[1]) + ' ' + std::to_string(bad.indptr[2]));
+    sequences.expect_reports(bad);
   }
 }
 

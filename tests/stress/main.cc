@@ -11,6 +11,7 @@
 
 #include "backends/cuda/backend.h"
 #include "cli/table.h"
+#include "stress/codes_case.h"
 #include "stress/stress_run.h"
 
 namespace headrace::testing {
@@ -43,6 +44,7 @@ std::string row_name(const Cell& c) {
                   std::string_view(c.kernel) == "cuda_simple" && c.is_backward ? "_bwd" : "",
                   dtype_name(c.dtype), c.head_dim);
   if (c.head_dim_v != c.head_dim) name += format_text("/{}", c.head_dim_v);
+  if (c.codes) name += ' ' + name_of(*c.codes);
   if (c.feature != Feature::plain) name += format_text(" {}", name_of(c.feature));
   if (c.keys != Keys::contiguous) name += c.keys == Keys::paged ? " paged" : " shared";
   return c.is_deterministic ? name + " deterministic" : name;

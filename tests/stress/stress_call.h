@@ -8,6 +8,7 @@
 #include "core/kernel.h"
 #include "stress/repeated_call.h"
 #include "stress/stress_case.h"
+#include "support/quantised_call.h"
 
 namespace headrace::testing {
 
@@ -25,11 +26,15 @@ class Inputs {
   headrace_tensor add_operand(std::int64_t heads, int dim, bool is_query, std::uint64_t seed,
                               float size);
   void add_scores_operands();
+  void add_quantised();
+  // Of the case's dtype, in that of the inputs.
+  void* in_dtype(void* data, std::int64_t count);
   void* keep(std::int64_t bytes);
 
   const StressCase& case_;
   DType dtype_;
   std::vector<DeviceMemory> memory_;
+  std::optional<MovedTensors> quantised_;
 };
 
 class StressCall final : public RepeatedCall {

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "stress/codes_case.h"
+#include "support/page_tables.h"
 #include "support/random.h"
 
 namespace headrace::testing {
@@ -155,7 +157,7 @@ void draw_decode(Random& random, StressCase& c) {
 }
 
 // Lengths up to seqlen_k, and pages in a mixed order. A sequence may begin with pages of the one
-// before it.
+// before it. Entries that no sequence uses are no pages.
 void draw_pages(Random& random, StressCase& c) {
   constexpr std::int64_t kPageSizes[] = {1, 8, 16, 16, 16, 24, 64, 256};
   c.page_size = random.pick(kPageSizes);
@@ -172,6 +174,10 @@ void draw_pages(Random& random, StressCase& c) {
                                 : random.chance(80)  ? columns - random.between(0, 2)
                                                      : random.between(0, columns);
     for (std::int64_t i = 0; i < columns; ++i) {
+      if (i * c.page_size >= length) {
+        c.block_table.push_back(kNoPage);
+        continue;
+      }
       if (i < shared) {
         c.block_table.push_back(
             c.block_table[c.block_table.size() - static_cast<std::size_t>(columns)]);
@@ -184,6 +190,11 @@ void draw_pages(Random& random, StressCase& c) {
     }
   }
   if (is_shared) c.options.max_shared_prefix = c.seqlen_k;
+  if (!random.chance(30)) return;
+  PageList list = page_list_of({columns, c.block_table}, c.lengths, c.page_size);
+  c.block_table = std::move(list.pages);
+  c.page_indptr = std::move(list.offsets);
+  c.options.max_seqlen_k = c.seqlen_k;
 }
 
 void set_feature(StressCase& c) {
@@ -207,10 +218,12 @@ std::vector<Cell> all_cells() {
   std::vector<Cell> cells;
   add_sm90_cells(cells);
   add_portable_cells(cells);
+  add_codes_cells(cells);
   return cells;
 }
 
 StressCase draw_case(const Cell& cell, std::uint64_t seed) {
+  if (cell.codes) return draw_codes_case(cell, seed);
   constexpr std::int64_t kLongest = 1100;
   Random random(seed * 0x9E3779B97F4A7C15u + 1);
   StressCase c{.cell = cell, .seed = seed};
@@ -276,6 +289,7 @@ std::vector<StressCase> named_cases() {
     for (const int dim : {64, 128, 256}) add(DType::f16, dim, 60, seqlen_q, seqlen_k, 4, 4, 250);
   for (const std::int64_t seqlen : {239, 799, 1024, 2048})
     for (const int dim : {64, 128, 192, 256}) add(DType::bf16, dim, 9, seqlen, seqlen, 6, 6, 1000);
+  add_named_codes_cases(cases);
   return cases;
 }
 
@@ -284,6 +298,7 @@ std::string describe(const StressCase& c) {
   std::string text = format_text("{}{} {} hd{}", cell.kernel, cell.is_backward ? " backward" : "",
                                  dtype_name(cell.dtype), cell.head_dim);
   if (cell.head_dim_v != cell.head_dim) text += format_text("/{}", cell.head_dim_v);
+  if (cell.codes) text += ' ' + name_of(*cell.codes);
   text += format_text(" {} x {} x {}{}, {} over {} heads", c.batch, c.seqlen_q, c.seqlen_k,
                       c.is_ragged() ? " ragged" : "", c.num_heads, c.num_kv_heads);
   if (c.options.causal != HEADRACE_CAUSAL_NONE)
@@ -292,6 +307,8 @@ std::string describe(const StressCase& c) {
     text += format_text(", window {} {}", c.options.window_left, c.options.window_right);
   if (c.has_sinks) text += ", sinks";
   if (c.page_size > 0) text += format_text(", pages of {}", c.page_size);
+  const bool has_indptr = c.quantised ? c.quantised->has_page_indptr : !c.page_indptr.empty();
+  if (has_indptr) text += ", page_indptr";
   if (cell.keys == Keys::shared) text += ", shared prefixes";
   if (cell.feature != Feature::plain) text += format_text(", {}", name_of(cell.feature));
   if (cell.is_deterministic) text += ", deterministic";

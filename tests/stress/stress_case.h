@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "attention/validate.h"
+#include "support/quantised_case.h"
 
 namespace headrace::testing {
 
@@ -17,6 +19,11 @@ const char* name_of(Feature feature);
 // Where the keys lie; `shared`: in pages, of which neighbouring sequences have some in common.
 enum class Keys { contiguous, paged, shared };
 
+// The dtypes of quantised keys and values; one of them may be that of q.
+struct KvDtypes {
+  DType k, v;
+};
+
 // A row of the report. Every compiled tile of a kernel has at least one cell.
 struct Cell {
   const char* kernel;
@@ -26,6 +33,7 @@ struct Cell {
   Feature feature = Feature::plain;
   bool is_deterministic = false;  // backward: dq is bit-identical from run to run
   Keys keys = Keys::contiguous;
+  std::optional<KvDtypes> codes = {};  // of paged keys
 };
 std::vector<Cell> all_cells();
 
@@ -37,6 +45,8 @@ struct StressCase {
   std::vector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};  // ragged: [batch + 1], else empty
   std::int64_t page_size = 0, num_pages = 0;                 // 0: contiguous
   std::vector<std::int32_t> block_table{}, lengths{};        // paged: [batch, max_pages], [batch]
+  std::vector<std::int32_t> page_indptr{};                   // block_table is [num_entries] then
+  std::optional<QuantisedCase> quantised{};                  // has the keys and their pages then
   headrace_attention_options options = default_options();
   bool has_sinks = false;
   int num_calls = 0;  // named case: calls per mode; 0: limited by time

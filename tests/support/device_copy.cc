@@ -29,21 +29,27 @@ constexpr headrace_tensor Tensors::*kInputs[] = {&Tensors::q,           &Tensors
                                                  &Tensors::sinks,       &Tensors::alibi_slopes,
                                                  &Tensors::block_table, &Tensors::seqused_k,
                                                  &Tensors::page_indptr};
+using Quantised = headrace_quantised_kv;
+constexpr headrace_tensor Quantised::*kQuantised[] = {&Quantised::k_scale, &Quantised::v_scale,
+                                                      &Quantised::k_recent, &Quantised::v_recent,
+                                                      &Quantised::recent_table};
 constexpr headrace_tensor Tensors::*kOutputs[] = {&Tensors::out, &Tensors::lse, &Tensors::probs};
 constexpr headrace_tensor Gradients::*kGradientInputs[] = {&Gradients::dout, &Gradients::dlse};
 constexpr headrace_tensor Gradients::*kGradientOutputs[] = {
     &Gradients::dq, &Gradients::dk, &Gradients::dv, &Gradients::dbias, &Gradients::dsinks};
 
-// The tensors of a call; a forward has no gradients.
+// The tensors of a call; a forward has no gradients. tensors.quantised is not followed.
 struct Views {
   Tensors tensors;
   Gradients gradients;
   bool is_backward;
+  Quantised quantised = {};
 
   // visit(tensor, is_output), inputs first.
   template <class Visit>
   void for_each(Visit visit) {
     for (const auto member : kInputs) visit(tensors.*member, false);
+    for (const auto member : kQuantised) visit(quantised.*member, false);
     for (const auto member : kGradientInputs) visit(gradients.*member, false);
     for (const auto member : kOutputs) visit(tensors.*member, !is_backward);
     for (const auto member : kGradientOutputs) visit(gradients.*member, true);
@@ -190,7 +196,8 @@ Status run_views(const Plan& plan, const Views& views, const headrace_attention_
         "copying {} bytes", copies.bytes());
   };
   if (Status bad = copy(arena.device(), arena.host())) return bad;
-  const Views there = copies.addressed(arena.device(), device_id);
+  Views there = copies.addressed(arena.device(), device_id);
+  if (there.tensors.quantised != nullptr) there.tensors.quantised = &there.quantised;
   const AttentionArgs args =
       views.is_backward ? make_backward_args(plan.problem, there.tensors, there.gradients, options)
                         : make_args(plan.problem, there.tensors, options);
@@ -206,7 +213,9 @@ Status run_views(const Plan& plan, const Views& views, const headrace_attention_
 
 Status run_on_copies(const Plan& plan, const Tensors& tensors,
                      const headrace_attention_options& options) {
-  return run_views(plan, {tensors, {}, false}, options);
+  Views views{tensors, {}, false};
+  if (tensors.quantised != nullptr) views.quantised = *tensors.quantised;
+  return run_views(plan, views, options);
 }
 
 Status run_backward_on_copies(const Plan& plan, const Tensors& tensors, const Gradients& gradients,

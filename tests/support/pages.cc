@@ -6,18 +6,15 @@
 #include "base/math.h"
 #include "core/dtype.h"
 #include "support/case.h"
+#include "support/page_tables.h"
 
 namespace headrace::testing {
 namespace {
 
 constexpr std::int64_t kSpareColumns = 2;  // of block_table, never read
-constexpr std::int64_t kSpareEntries = 3;  // before the first sequence and behind the last one
-constexpr std::int32_t kNoPage = 2147480000;
 
-// The pages of each sequence, as a block_table.
-struct Table {
-  std::int64_t columns = 0, num_pages = 0;
-  std::vector<std::int32_t> pages;  // [batch][columns]
+struct Table : PageRows {
+  std::int64_t num_pages = 0;
 };
 
 // No length exceeds `longest`.
@@ -40,26 +37,6 @@ Table shuffled_table(const std::vector<std::int32_t>& lengths, std::int64_t long
     }
   }
   return table;
-}
-
-// The same table with rows of any length, some longer than their keys need. Nothing where no
-// sequence has keys: max_seqlen_k is 0 then, for which calls take all entries.
-struct Entries {
-  std::vector<std::int32_t> pages, offsets;
-};
-Entries entries_of(const Table& table, const std::vector<std::int32_t>& lengths,
-                   std::int64_t page_size) {
-  if (table.columns == 0) return {{}, std::vector<std::int32_t>(lengths.size() + 1, 0)};
-  Entries x{std::vector<std::int32_t>(kSpareEntries, kNoPage), {}};
-  for (std::size_t b = 0; b < lengths.size(); ++b) {
-    const auto row = table.pages.begin() + static_cast<std::int64_t>(b) * table.columns;
-    x.offsets.push_back(static_cast<std::int32_t>(x.pages.size()));
-    x.pages.insert(x.pages.end(), row, row + ceil_div(std::int64_t{lengths[b]}, page_size));
-    if (b % 3 == 1) x.pages.push_back(kNoPage);
-  }
-  x.offsets.push_back(static_cast<std::int32_t>(x.pages.size()));
-  x.pages.insert(x.pages.end(), kSpareEntries, kNoPage);
-  return x;
 }
 
 headrace_tensor add(PagedCall& call, std::int32_t dtype, std::initializer_list<std::int64_t> shape,
@@ -141,7 +118,7 @@ PagedCall in_pages(const headrace_attention_tensors& tensors,
   call.tensors.v = pages_of(call, tensors.v, table, lengths, first_rows, layout, guard);
   call.tensors.cu_seqlens_k = headrace_tensor{};
   if (layout.has_indptr) {
-    const Entries x = entries_of(table, lengths, layout.page_size);
+    const PageList x = page_list_of(table, lengths, layout.page_size);
     const auto num_entries = static_cast<std::int64_t>(x.pages.size());
     call.tensors.block_table = add_list(call, x.pages, {num_entries}, guard);
     call.tensors.page_indptr = add_list(call, x.offsets, {batch + 1}, guard);
