@@ -105,26 +105,21 @@ __device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, in
 // Writes the rows of x to shared memory.
 [[maybe_unused]] __device__ __forceinline__ void copy_rows(const StreamParams& p, u32 to,
                                                            int thread) {
-  constexpr int kHeld = 4;  // loads of a thread under way
+  constexpr int kHeld = 4;  // vectors of a thread, on their way together
+  static_assert(kHeld * kRowThreads * rms::kVec * 2 >= kRowBytes / 1024 * 1024);
+  const auto column = [&](int i) { return (thread + i * kRowThreads) * rms::kVec; };
   clear_row_ends(p, to, thread);
   griddep_wait();
   for (int token = 0; token < p.num_tokens; ++token) {
     const auto* row = static_cast<const std::uint16_t*>(p.x) + token * p.x_stride;
-    for (int first = thread * rms::kVec; first < p.columns;
-         first += kHeld * kRowThreads * rms::kVec) {
-      sm90::Chunk held[kHeld];
+    sm90::Chunk held[kHeld];
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int at = first + i * kRowThreads * rms::kVec;
-        if (at < p.columns) held[i] = *reinterpret_cast<const sm90::Chunk*>(row + at);
-      }
+    for (int i = 0; i < kHeld; ++i)
+      if (column(i) < p.columns) held[i] = *reinterpret_cast<const sm90::Chunk*>(row + column(i));
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int at = first + i * kRowThreads * rms::kVec;
-        if (at < p.columns)
-          sm90::store_chunk(to + static_cast<u32>(token * p.row_pitch + 2 * at), held[i]);
-      }
-    }
+    for (int i = 0; i < kHeld; ++i)
+      if (column(i) < p.columns)
+        sm90::store_chunk(to + static_cast<u32>(token * p.row_pitch + 2 * column(i)), held[i]);
   }
   bar_sync(kRowBarrier, kRowThreads);
 }
