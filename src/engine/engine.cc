@@ -36,6 +36,8 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
   if (Status bad = check_range("max_batch_tokens", o.max_batch_tokens, 1, kMaxBatchTokens,
                                "pass 0 for the default"))
     return std::move(*bad);
+  if (Status bad = Scheduler::check_num_seqs(o.max_num_seqs, o.max_batch_tokens))
+    return std::move(*bad);
   if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
                                "pass the number of requests that may wait and run"))
     return std::move(*bad);
@@ -64,6 +66,14 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   Result<EngineOptions> all = resolved(model, options);
   if (!all.ok()) return std::move(all.failure());
   EngineOptions& o = all.value();
+  // Before the pages, which may take most of what is free.
+  std::optional<DeviceSampler> device_sampler;
+  if (is_on_gpu(model)) {
+    Result<DeviceSampler> made =
+        DeviceSampler::make(*model.device, model.host, o.max_num_seqs, config.vocab_size);
+    if (!made.ok()) return std::move(made.failure());
+    device_sampler.emplace(std::move(made.value()));
+  }
   Result<ModelRunner> runner =
       ModelRunner::make(model, {.max_batch_tokens = o.max_batch_tokens,
                                 .page_size = o.page_size,
@@ -84,13 +94,6 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   if (!scheduler.ok()) return std::move(scheduler.failure());
   Result<Sampler> sampler = Sampler::make(model.host);
   if (!sampler.ok()) return std::move(sampler.failure());
-  std::optional<DeviceSampler> device_sampler;
-  if (is_on_gpu(model)) {
-    Result<DeviceSampler> made = DeviceSampler::make(*model.device, model.host, o.max_num_seqs,
-                                                     config.vocab_size, owned->stream());
-    if (!made.ok()) return std::move(made.failure());
-    device_sampler.emplace(std::move(made.value()));
-  }
   const std::int64_t num_rows = device_sampler ? 1 : o.max_num_seqs;
   Buffer logits = model.device->allocate_host(
       static_cast<std::size_t>(num_rows * config.vocab_size) * sizeof(float));

@@ -82,7 +82,7 @@ void Engine::list_device_draws() {
 
 Status Engine::draw_on_device() {
   list_device_draws();
-  return device_sampler_->draw(runner_->logits_on_device(), device_draws_);
+  return device_sampler_->draw(runner_->logits_on_device(), device_draws_, runner_->stream());
 }
 
 bool Engine::can_draw_later() {
@@ -95,7 +95,8 @@ bool Engine::can_draw_later() {
 }
 
 Status Engine::draw_later() {
-  HEADRACE_TRY(device_sampler_->begin(runner_->logits_on_device(), device_draws_));
+  HEADRACE_TRY(
+      device_sampler_->begin(runner_->logits_on_device(), device_draws_, runner_->stream()));
   for (std::size_t i = 0; i < draws_.size(); ++i) {
     const std::int64_t sequence = draws_[i].owner.sample->sequence;
     draws_[i].is_appended =

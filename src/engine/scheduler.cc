@@ -18,11 +18,7 @@ Status check_at_least(const char* name, std::int64_t value, std::int64_t low, co
 }
 
 Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
-  if (o.max_num_seqs < 1 || o.max_num_seqs > o.max_batch_tokens)
-    return invalid_argument(
-        "max_num_seqs={}: must be 1 to max_batch_tokens={}: a step computes a token of each "
-        "sequence; pass fewer",
-        o.max_num_seqs, o.max_batch_tokens);
+  HEADRACE_TRY(Scheduler::check_num_seqs(o.max_num_seqs, o.max_batch_tokens));
   HEADRACE_TRY(check_at_least("watermark_pages", o.watermark_pages, 0, "pass 0 for none"));
   HEADRACE_TRY(check_at_least("max_age_steps", o.max_age_steps, 1, "pass a number of steps"));
   HEADRACE_TRY(check_at_least("min_chunk", o.min_chunk, 1, "pass 1 for chunks of any size"));
@@ -47,6 +43,14 @@ Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
 }
 
 }  // namespace
+
+Status Scheduler::check_num_seqs(std::int64_t max_num_seqs, std::int64_t max_batch_tokens) {
+  if (max_num_seqs >= 1 && max_num_seqs <= max_batch_tokens) return std::nullopt;
+  return invalid_argument(
+      "max_num_seqs={}: must be 1 to max_batch_tokens={}: a step computes a token of each "
+      "sequence; pass fewer",
+      max_num_seqs, max_batch_tokens);
+}
 
 Result<Scheduler> Scheduler::make(KvCache& cache, const SchedulerOptions& options) {
   if (Status bad = check_options(cache.options(), options)) return std::move(*bad);

@@ -64,6 +64,8 @@ class Scheduler {
  public:
   // invalid_argument: the options. The cache must outlive the scheduler and have no other user.
   static Result<Scheduler> make(KvCache& cache, const SchedulerOptions& options);
+  // Part of make(), for what is sized before there is a cache. invalid_argument.
+  static Status check_num_seqs(std::int64_t max_num_seqs, std::int64_t max_batch_tokens);
 
   // A new sequence, waiting. The caller has checked that max_length is not exceeded. Sequences
   // share cached pages only with those of the same cache_salt, 0 to kMaxCacheSalt.

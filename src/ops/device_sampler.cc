@@ -69,10 +69,8 @@ ByteCopy copy_of(const T* from, T* to, std::int64_t count) {
 
 class DeviceSampler::State {
  public:
-  State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size,
-        Stream stream)
+  State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size)
       : device_(device),
-        stream_(stream),
         max_draws_(max_draws),
         vocab_size_(vocab_size),
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
@@ -81,13 +79,15 @@ class DeviceSampler::State {
         edits_(device, vocab_size, std::min(max_draws, kMaxEditedRows)),
         plans_(static_cast<std::size_t>(max_draws)) {}
   // The device reads and writes memory of the host.
-  ~State() { static_cast<void>(device_.synchronise(stream_)); }
+  ~State() {
+    if (stream_) static_cast<void>(device_.synchronise(*stream_));
+  }
   State(const State&) = delete;
 
   Status allocate();
-  Status draw(const float* logits, std::span<Draw> draws);
+  Status draw(const float* logits, std::span<Draw> draws, Stream stream);
   bool can_begin(std::span<const Draw> draws) const;
-  Status begin(const float* logits, std::span<const Draw> draws);
+  Status begin(const float* logits, std::span<const Draw> draws, Stream stream);
   Status end(std::span<Draw> draws);
   const std::int32_t* tokens_on_device() const { return tokens_; }
 
@@ -130,7 +130,7 @@ class DeviceSampler::State {
   bool add_logprobs(Draw& draw, std::size_t i, const Picked& picked);
 
   Device& device_;
-  const Stream stream_;
+  std::optional<Stream> stream_;  // of the last draws
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
   DeviceEdits edits_;
@@ -188,7 +188,8 @@ Status DeviceSampler::State::allocate() {
   return std::nullopt;
 }
 
-Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws) {
+Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws, Stream stream) {
+  stream_ = stream;
   while (!draws.empty()) {
     const std::span<Draw> now = draws.first(plan(logits, draws));
     draws = draws.subspan(now.size());
@@ -212,7 +213,9 @@ bool DeviceSampler::State::can_begin(std::span<const Draw> draws) const {
   return std::ssize(draws) <= max_draws_ && num_edited <= edits_.max_rows();
 }
 
-Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws) {
+Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws,
+                                   Stream stream) {
+  stream_ = stream;
   plan(logits, draws);
   return enqueue();
 }
@@ -261,15 +264,15 @@ Status DeviceSampler::State::enqueue() {
   const int device_id = device_.info().device_id;
   const Arrays& d = device_arrays_;
   const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, num_queries_);
-  HEADRACE_TRY(device_.copy({&queries, 1}, stream_));
-  HEADRACE_TRY(edits_.apply(stream_));
+  HEADRACE_TRY(device_.copy({&queries, 1}, *stream_));
+  HEADRACE_TRY(edits_.apply(*stream_));
   HEADRACE_TRY(cuda::summarise_logits({.vocab_size = vocab_size_,
                                        .queries = d.queries,
                                        .num_queries = num_queries_,
                                        .maxima = d.maxima,
                                        .block_sums = block_sums_,
                                        .row_maxima = row_maxima_},
-                                      device_id, stream_));
+                                      device_id, *stream_));
   HEADRACE_TRY(cuda::draw_tokens({.vocab_size = vocab_size_,
                                   .queries = d.queries,
                                   .num_queries = num_queries_,
@@ -278,16 +281,16 @@ Status DeviceSampler::State::enqueue() {
                                   .row_maxima = row_maxima_,
                                   .drawn = drawn_,
                                   .tokens = tokens_},
-                                 device_id, stream_));
-  return cuda::record(has_drawn_, stream_);
+                                 device_id, *stream_));
+  return cuda::record(has_drawn_, *stream_);
 }
 
 // The logits that filters may keep, and those that may be among the largest.
 Status DeviceSampler::State::pick_out(std::span<const Draw> draws) {
   const ByteCopy maxima =
       copy_of(device_arrays_.maxima, host_arrays_.maxima, num_queries_ * num_maxima_);
-  HEADRACE_TRY(device_.copy({&maxima, 1}, stream_));
-  HEADRACE_TRY(device_.synchronise(stream_));
+  HEADRACE_TRY(device_.copy({&maxima, 1}, *stream_));
+  HEADRACE_TRY(device_.synchronise(*stream_));
   for (std::size_t i = 0; i < draws.size(); ++i) {
     const SamplingOptions& o = *draws[i].options;
     Plan& plan = plans_[i];
@@ -311,7 +314,7 @@ std::int64_t DeviceSampler::State::add_range(std::int64_t query, float at_least)
 
 Status DeviceSampler::State::gather() {
   const ByteCopy ranges = copy_of(host_arrays_.ranges, device_arrays_.ranges, num_ranges_);
-  HEADRACE_TRY(device_.copy({&ranges, 1}, stream_));
+  HEADRACE_TRY(device_.copy({&ranges, 1}, *stream_));
   HEADRACE_TRY(cuda::gather_logits({.vocab_size = vocab_size_,
                                     .queries = device_arrays_.queries,
                                     .ranges = device_arrays_.ranges,
@@ -321,8 +324,8 @@ Status DeviceSampler::State::gather() {
                                     .model_logits = model_logits_,
                                     .max_candidates = kMaxCandidates,
                                     .counts = counts_},
-                                   device_.info().device_id, stream_));
-  return device_.synchronise(stream_);
+                                   device_.info().device_id, *stream_));
+  return device_.synchronise(*stream_);
 }
 
 // Empty: there are too many.
@@ -411,8 +414,7 @@ bool DeviceSampler::State::add_logprobs(Draw& draw, std::size_t i, const Picked&
 }
 
 Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host,
-                                          std::int64_t max_draws, std::int64_t vocab_size,
-                                          Stream stream) {
+                                          std::int64_t max_draws, std::int64_t vocab_size) {
   if (device.info().device_type != HEADRACE_CUDA)
     return unsupported("a device sampler on [{}]: must be a GPU; use a sampler of the host",
                        device_text(device.info()));
@@ -422,7 +424,7 @@ Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host
   if (vocab_size > kMaxGatherLogits)
     return unsupported("a vocabulary of {} tokens on a GPU, at most {}; use a sampler of the host",
                        vocab_size, kMaxGatherLogits);
-  auto state = std::make_unique<State>(device, host, max_draws, vocab_size, stream);
+  auto state = std::make_unique<State>(device, host, max_draws, vocab_size);
   if (Status bad = state->allocate()) return std::move(*bad);
   return DeviceSampler(std::move(state));
 }
@@ -432,14 +434,14 @@ DeviceSampler::~DeviceSampler() = default;
 DeviceSampler::DeviceSampler(DeviceSampler&&) noexcept = default;
 DeviceSampler& DeviceSampler::operator=(DeviceSampler&&) noexcept = default;
 
-Status DeviceSampler::draw(const float* logits, std::span<Draw> draws) {
-  return state_->draw(logits, draws);
+Status DeviceSampler::draw(const float* logits, std::span<Draw> draws, Stream stream) {
+  return state_->draw(logits, draws, stream);
 }
 bool DeviceSampler::can_begin(std::span<const Draw> draws) const {
   return state_->can_begin(draws);
 }
-Status DeviceSampler::begin(const float* logits, std::span<const Draw> draws) {
-  return state_->begin(logits, draws);
+Status DeviceSampler::begin(const float* logits, std::span<const Draw> draws, Stream stream) {
+  return state_->begin(logits, draws, stream);
 }
 const std::int32_t* DeviceSampler::tokens_on_device() const { return state_->tokens_on_device(); }
 Status DeviceSampler::end(std::span<Draw> draws) { return state_->end(draws); }

@@ -32,24 +32,24 @@ class DeviceSampler {
     Status failure = {};                          // that of Sampler
   };
 
-  // max_draws: of one call of begin(). All work goes to `stream`. The device and the stream must
-  // outlive it. unsupported: not a GPU. out_of_memory.
+  // max_draws: of one call of begin(). The device must outlive it. unsupported: not a GPU.
+  // out_of_memory.
   static Result<DeviceSampler> make(Device& device, const DeviceInfo& host, std::int64_t max_draws,
-                                    std::int64_t vocab_size, Stream stream);
+                                    std::int64_t vocab_size);
   ~DeviceSampler();
   DeviceSampler(DeviceSampler&&) noexcept;
   DeviceSampler& operator=(DeviceSampler&&) noexcept;
 
-  // logits: [*, vocab_size], in device memory, behind earlier work of the stream. Returns when the
-  // tokens are there. device_error.
-  Status draw(const float* logits, std::span<Draw> draws);
+  // logits: [*, vocab_size], in device memory, behind earlier work of the stream, which takes all
+  // work and must outlive the sampler. Returns when the tokens are there. device_error.
+  Status draw(const float* logits, std::span<Draw> draws, Stream stream);
 
   // The same in two calls: begin() returns when draws are enqueued, and the tokens are in memory of
   // the device for later work of the stream. Whether it takes them: up to max_draws that need no
   // host, so greedy or without filters, with logprobs of the drawn tokens alone; no masks or
   // penalties, which depend on the token before.
   bool can_begin(std::span<const Draw> draws) const;
-  Status begin(const float* logits, std::span<const Draw> draws);
+  Status begin(const float* logits, std::span<const Draw> draws, Stream stream);
   const std::int32_t* tokens_on_device() const;  // [max_draws]
   Status end(std::span<Draw> draws);             // those of begin()
 

@@ -125,7 +125,7 @@ class DeviceSamplerOnGpu : public ::testing::TestWithParam<std::int64_t> {
   void SetUp() override { HEADRACE_NEEDS_GPU(80); }
 
   DeviceSampler make(std::int64_t max_draws) const {
-    return std::move(DeviceSampler::make(*device_, host_, max_draws, vocab_size_, nullptr).value());
+    return std::move(DeviceSampler::make(*device_, host_, max_draws, vocab_size_).value());
   }
   void add_row(Kind kind, Random& random) {
     const auto row = row_of(kind, vocab_size_, random);
@@ -197,7 +197,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
       draws.push_back({.row = random.between(0, kRows - 1),
                        .options = &options[static_cast<std::size_t>(i)],
                        .input = {.sequence_id = static_cast<std::uint64_t>(i), .position = 3 + i}});
-    ASSERT_FALSE(sampler.draw(logits.data(), draws));
+    ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
     for (const auto& draw : draws) {
       num_left += !expect_same(draw);
       ++num_drawn;
@@ -239,7 +239,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsWhatTheHostDrawsWithAnyOptions) {
                                .sequence_id = static_cast<std::uint64_t>(i),
                                .position = 3 + i}});
   }
-  ASSERT_FALSE(sampler.draw(logits.data(), draws));
+  ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
   for (const auto& draw : draws) {
     num_left += !expect_same(draw);
     num_failed += draw.failure.has_value();
@@ -263,7 +263,7 @@ TEST_P(DeviceSamplerOnGpu, LeavesHistoriesItCannotTakeToTheHost) {
   draws[0].input = {.prompt = {&outside, 1}, .position = 1};
   draws[1].input = {.output = all, .position = vocab_size_};
   draws[2].input = {.output = {all.data(), 1}, .position = 1};
-  ASSERT_FALSE(sampler.draw(logits.data(), draws));
+  ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
   EXPECT_FALSE(expect_same(draws[0]));
   EXPECT_EQ(expect_same(draws[1]), vocab_size_ <= 4096);
   EXPECT_TRUE(expect_same(draws[2]));
@@ -280,7 +280,7 @@ TEST_P(DeviceSamplerOnGpu, ReportsBadRowsBesideOthers) {
       std::vector<DeviceSampler::Draw> draws = {
           {.row = 0, .options = &options, .input = {.position = 1}},
           {.row = 1, .options = &options, .input = {.position = 1}}};
-      ASSERT_FALSE(sampler.draw(logits.data(), draws));
+      ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
       EXPECT_TRUE(draws[0].failure);
       EXPECT_TRUE(draws[1].token);
       EXPECT_TRUE(expect_same(draws[0]) && expect_same(draws[1]));
@@ -291,7 +291,7 @@ TEST_P(DeviceSamplerOnGpu, ReportsBadRowsBesideOthers) {
 TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
   HEADRACE_NEEDS_GPU(80);
   const auto device = std::move(cuda::make_device(0).value());
-  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64, nullptr);
+  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.failure().code, ErrorCode::unsupported);
 }
@@ -339,7 +339,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
         draws.push_back(
             {.row = row, .options = &options, .input = {.sequence_id = 3, .position = position}});
       ASSERT_TRUE(sampler.can_begin(draws));
-      ASSERT_FALSE(sampler.begin(logits.data(), draws));
+      ASSERT_FALSE(sampler.begin(logits.data(), draws, nullptr));
       ASSERT_FALSE(sampler.end(draws));
       std::vector<std::int32_t> tokens(draws.size());
       ASSERT_FALSE(device_->download(sampler.tokens_on_device(), tokens.data(),
