@@ -196,7 +196,7 @@ class Weights {
   std::int64_t num_rows_ = 0;
 };
 
-// Sizes around tiles of 16 to 256 rows and stages of 64 and 128 columns; one row,
+// Sizes around tiles of 16 to 256 rows and stages of 64 and 256 columns; one row,
 // matrices of few rows beside large ones, more rows than one round of a CTA's warps. Two chains of
 // few and of many steps, up to the most rows that have them, and one chain from the next row on.
 const std::vector<Shape>& all_shapes() {
