@@ -23,12 +23,15 @@ inline constexpr int kMaxStackedMatrices = 3;
 namespace gemm {
 inline constexpr int kStreamTokens = 16, kWideTokens = 128;  // the most of the kernels
 inline constexpr std::int64_t kOneChainRows = 2400;          // the fewest with one: num_chains()
-// The rows of x that a CTA of the stream kernel keeps in shared memory: 4096 columns of one token.
-inline constexpr int kMaxRows = 8, kRowBytes = 8 * 1024 + 8 * 16;
-// From row to row: stages of 256 columns, and 16 bytes that spread the rows over the banks.
+// From row to row of x in shared memory: stages of 256 columns, and 16 bytes that spread the rows
+// over the banks.
 constexpr std::int64_t row_pitch(std::int64_t columns) { return (columns + 255) / 256 * 512 + 16; }
+// What a CTA of the stream kernel keeps there: 4096 columns of one token, 576 of six.
+inline constexpr int kMaxRows = 8, kMaxRowColumns = 4096;
+inline constexpr auto kRowBytes = static_cast<int>(6 * row_pitch(576));
 constexpr bool has_few_rows(std::int64_t num_tokens, std::int64_t columns) {
-  return num_tokens <= kMaxRows && num_tokens * row_pitch(columns) <= kRowBytes;
+  return num_tokens <= kMaxRows && columns <= kMaxRowColumns &&
+         num_tokens * row_pitch(columns) <= kRowBytes;
 }
 }  // namespace gemm
 

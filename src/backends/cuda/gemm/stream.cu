@@ -105,8 +105,7 @@ __device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, in
 // Writes the rows of x to shared memory.
 [[maybe_unused]] __device__ __forceinline__ void copy_rows(const StreamParams& p, u32 to,
                                                            int thread) {
-  constexpr int kHeld = 4;  // vectors of a thread, on their way together
-  static_assert(kHeld * kRowThreads * rms::kVec * 2 >= kRowBytes / 1024 * 1024);
+  constexpr int kHeld = kMaxRowColumns / (kRowThreads * rms::kVec);  // vectors of a thread
   const auto column = [&](int i) { return (thread + i * kRowThreads) * rms::kVec; };
   clear_row_ends(p, to, thread);
   griddep_wait();
@@ -128,7 +127,7 @@ __device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, in
 [[maybe_unused]] __device__ __forceinline__ void norm_rows(const StreamParams& p, u32 to, int warp,
                                                            int lane) {
   constexpr int kParts = rms::kThreads / kRowThreads;
-  constexpr int kHeld = 2;  // vectors of a thread of rms_norm(): 4096 columns
+  constexpr int kHeld = kMaxRowColumns / (rms::kThreads * rms::kVec);  // of a thread of rms_norm()
   __shared__ float sums[kMaxRows][rms::kWarps];
   const auto column = [&](int part, int i) {
     return (32 * (warp + part * kStreamWarps) + lane + i * rms::kThreads) * rms::kVec;
