@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "text/chat_mistral_v7.h"
 #include "text/chat_styles.h"
 #include "text/chat_tools.h"
 #include "text/chat_turns.h"
@@ -189,7 +190,7 @@ void render_mistral_user(const TemplateStyle& style, std::span<const Turn> messa
   // The template compares messages, so that one that equals the last one has the tools too.
   const auto last = std::ranges::find(messages.rbegin(), messages.rend(), Role::user, &Turn::role);
   if (head.tools != nullptr && messages[i].content == last->content) {
-    prompt.add_template(format_text("[AVAILABLE_TOOLS]{}[", style.tool_space));
+    prompt.add_template(format_text("[AVAILABLE_TOOLS]{}[", style.marker_space));
     prompt.add_content(head.tool_texts);
     prompt.add_template("[/AVAILABLE_TOOLS]");
   }
@@ -208,7 +209,7 @@ Status render_mistral_call(const TemplateStyle& style, std::span<const Turn> mes
   Result<std::string> call = mistral_call(messages[i].idx, messages[i].content, messages[i].id);
   if (!call.ok()) return std::move(call.failure());
   if (messages[i - 1].role != Role::tool_call)
-    prompt.add_template(format_text("[TOOL_CALLS]{}[", style.tool_space));
+    prompt.add_template(format_text("[TOOL_CALLS]{}[", style.marker_space));
   prompt.add_content(call.value());
   prompt.add_template(is_followed_by(messages, i, Role::tool_call) ? ", " : "]</s>");
   return std::nullopt;
@@ -225,7 +226,7 @@ Status render_mistral(const TemplateStyle& style, std::span<const Turn> messages
       HEADRACE_TRY(render_mistral_call(style, messages, i, prompt));
     } else if (role == Role::tool) {
       HEADRACE_TRY(check_call_id(style.name, messages[i]));
-      prompt.add_template(format_text("[TOOL_RESULTS]{}", style.tool_space));
+      prompt.add_template(format_text("[TOOL_RESULTS]{}", style.marker_space));
       prompt.add_content(format_text(R"({"content": {}, "call_id": "{}"})", content, id));
       prompt.add_template("[/TOOL_RESULTS]");
     } else if (!is_followed_by(messages, i, Role::tool_call)) {
@@ -435,6 +436,10 @@ Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
     case TemplateFamily::llama2:
     case TemplateFamily::mistral:
       if (Status failed = render_turns(*style_, turns, prompt)) return *std::move(failed);
+      break;
+    case TemplateFamily::mistral_v7:
+      if (Status failed = render_mistral_v7(*style_, turns, options.date, prompt))
+        return *std::move(failed);
       break;
     case TemplateFamily::zephyr:
       render_zephyr(turns, prompt);
