@@ -215,10 +215,11 @@ HEADRACE_API headrace_status headrace_token_text(const headrace_model* model, in
 /** 1 if the token ends generation (end of turn, end of text). */
 HEADRACE_API int headrace_token_is_end(const headrace_model* model, int32_t token);
 
-/** One turn. Templates with tools (qwen2.5, llama3.1, llama3.2, mistral-v0.3, mistral-nemo) also
- * have "tools", the first message, a JSON object per line as in OpenAI's API; "tool_call" after an
- * "assistant", a JSON object with name and arguments; "tool", a result; before a call or a result
- * its "tool_call_id", which Mistral's templates require: 9 letters or digits. */
+/** One turn. Templates with tools (qwen2.5, llama3.1, llama3.2, mistral-v0.3, mistral-nemo,
+ * mistral-v7-tools, mistral-v7-tekken-tools) also have "tools", the first message, a JSON object
+ * per line as in OpenAI's API; "tool_call" after an "assistant", a JSON object with name and
+ * arguments; "tool", a result; before a call or a result its "tool_call_id", which Mistral's
+ * templates require: 9 letters or digits. */
 typedef struct headrace_message {
   const char* role;    /**< "system", "user", "assistant", or a role of tools */
   const char* content; /**< UTF-8, zero-terminated */

@@ -254,10 +254,10 @@ class LLM:
 
         Args:
             messages: {"role": "system" | "user" | "assistant", "content": text} each. Special tokens inside are text.
-                With a template that has tools (qwen2.5, llama3.1, llama3.2, mistral-v0.3, mistral-nemo): a first
-                message "tools", a JSON object per line; "tool_call" after "assistant", a JSON object with name and
-                arguments; "tool", a result. "tool_call_id" before a call or a result: its id, which Mistral's
-                templates require.
+                With a template that has tools (qwen2.5, llama3.1, llama3.2, mistral-v0.3, mistral-nemo,
+                mistral-v7-tools, mistral-v7-tekken-tools): a first message "tools", a JSON object per line;
+                "tool_call" after "assistant", a JSON object with name and arguments; "tool", a result. "tool_call_id"
+                before a call or a result: its id, which Mistral's templates require.
             template: name of a chat template; None: the model's own.
             add_generation_prompt: end with the beginning of the assistant's turn.
 

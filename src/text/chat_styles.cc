@@ -7,6 +7,17 @@
 namespace headrace::text {
 namespace {
 
+// Of Mistral Small 3 and 3.1; "{}": the date.
+constexpr const char* kMistralSmall3System =
+    "You are Mistral Small 3, a Large Language Model (LLM) created by Mistral AI, a French startup "
+    "headquartered in Paris.\nYour knowledge base was last updated on 2023-10-01. The current date "
+    "is {}.\n\nWhen you're not sure about some information, you say that you don't have the "
+    "information and don't make up anything.\nIf the user's question is not clear, ambiguous, or "
+    "does not provide enough context for you to accurately answer the question, you do not try to "
+    "answer it right away and you rather ask the user to clarify their request (e.g. \"What are "
+    "some good restaurants around me?\" => \"Where are you?\" or \"When is the next flight to "
+    "Tokyo\" => \"Where do you travel from?\")";
+
 constexpr TemplateStyle kStyles[] = {
     {.name = "chatml", .family = TemplateFamily::chatml},
     {.name = "smollm2",
@@ -51,7 +62,7 @@ constexpr TemplateStyle kStyles[] = {
      .trims_assistant = true,
      .takes_system = true,
      .system_is_last = true,
-     .tool_space = " "},
+     .marker_space = " "},
     {.name = "mistral-nemo",
      .family = TemplateFamily::mistral,
      .has_tools = true,
@@ -60,6 +71,19 @@ constexpr TemplateStyle kStyles[] = {
      .assistant_end = "</s>",
      .takes_system = true,
      .system_is_last = true},
+    // The template of Mistral-Large-Instruct-2411.
+    {.name = "mistral-v7", .family = TemplateFamily::mistral_v7, .marker_space = " "},
+    // The first template of Mistral-Small-24B-Instruct-2501; later ones insert a system message.
+    {.name = "mistral-v7-tekken", .family = TemplateFamily::mistral_v7},
+    {.name = "mistral-small-3",
+     .family = TemplateFamily::mistral_v7,
+     .default_system = kMistralSmall3System},
+    // The templates that mistral_common generates for its tokenizers v7.
+    {.name = "mistral-v7-tools",
+     .family = TemplateFamily::mistral_v7,
+     .has_tools = true,
+     .marker_space = " "},
+    {.name = "mistral-v7-tekken-tools", .family = TemplateFamily::mistral_v7, .has_tools = true},
     {.name = "zephyr", .family = TemplateFamily::zephyr},
 };
 
@@ -143,6 +167,21 @@ constexpr ExactTemplate kExactTemplates[] = {
      R"({%- elif message["role"] == "assistant" %}{{- " " + message["content"] + eos_token}})"
      R"({%- else %}{{- raise_exception("Only user and assistant roles are supported, with the )"
      R"(exception of an initial optional system message!") }}{%- endif %}{%- endfor %})"},
+    {"mistral-v7",
+     R"({{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %})"
+     R"({{ '[INST] ' + message['content'] + '[/INST]' }}{% elif message['role'] == 'system' %})"
+     R"({{ '[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]' }})"
+     R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }})"
+     R"({% else %})"
+     R"({{ raise_exception('Only user, system and assistant roles are supported!') }})"
+     R"({% endif %}{% endfor %})"},
+    {"mistral-v7-tekken",
+     R"({{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %})"
+     R"({{ '[INST]' + message['content'] + '[/INST]' }}{% elif message['role'] == 'system' %})"
+     R"({{ '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }})"
+     R"({% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% else %})"
+     R"({{ raise_exception('Only user, system and assistant roles are supported!') }})"
+     R"({% endif %}{% endfor %})"},
     // Zephyr, TinyLlama.
     {"zephyr",
      "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
@@ -159,7 +198,7 @@ constexpr ExactTemplate kExactTemplates[] = {
 // and substrings that they lack.
 struct TemplateMarkers {
   const char* name;
-  const char* contains[4];
+  const char* contains[6];
   const char* lacks[4];
 };
 constexpr TemplateMarkers kTemplateMarkers[] = {
@@ -191,12 +230,34 @@ constexpr TemplateMarkers kTemplateMarkers[] = {
       "{{- \"[INST]\" + message[\"content\"] + \"[/INST]\" }}", "loop.last and system_message",
       "{{- message[\"content\"] + eos_token}}"},
      {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
+    {"mistral-small-3",
+     {R"(set today = strftime_now("%Y-%m-%d"))",
+      R"("You are Mistral Small 3, a Large Language Model (LLM) created by Mistral AI, a French )"
+      R"(startup headquartered in Paris.\nYour knowledge base was last updated on 2023-10-01. The )"
+      R"(current date is " + today + ".\n\nWhen you're not sure about some information, you say )"
+      R"(that you don't have the information and don't make up anything.\nIf the user's question )"
+      R"(is not clear, ambiguous, or does not provide enough context for you to accurately answer )"
+      R"(the question, you do not try to answer it right away and you rather ask the user to )"
+      R"(clarify their request (e.g. \"What are some good restaurants around me?\" => \"Where are )"
+      R"-(you?\" or \"When is the next flight to Tokyo\" => \"Where do you travel from?\")")-",
+      "{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}",
+      "{{- '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}",
+      "{{- '[INST]' + message['content'] + '[/INST]' }}", "{{- message['content'] + eos_token }}"},
+     {"think", "tool", "trim"}},
+    {"mistral-v7-tools",
+     {"set default_system_message = '' ", "'__sentinel__'", "ns_order.previous_role == 'system'",
+      "{{- '[SYSTEM_PROMPT] ' -}}", "{{- '[INST] ' -}}", "{{- '[/INST]' }}"},
+     {"think", "audio", "[ARGS]", "strftime"}},
+    {"mistral-v7-tekken-tools",
+     {"set default_system_message = '' ", "'__sentinel__'", "ns_order.previous_role == 'system'",
+      "{{- '[SYSTEM_PROMPT]' -}}", "{{- '[INST]' -}}", "{{- '[/INST]' }}"},
+     {"think", "audio", "[ARGS]", "strftime"}},
 };
 
 // What templates write around tools, calls and results.
 struct ToolTexts {
   TemplateFamily family;
-  std::string_view tool_space;
+  std::string_view marker_space;
   const char* texts[8];
 };
 constexpr ToolTexts kToolTexts[] = {
@@ -228,6 +289,22 @@ constexpr ToolTexts kToolTexts[] = {
      {R"("[AVAILABLE_TOOLS][")", R"("[/AVAILABLE_TOOLS]")", R"("[TOOL_CALLS][")",
       R"('[TOOL_RESULTS]{"content": ')", R"('"call_id": "')", R"('"}[/TOOL_RESULTS]')",
       R"((message == user_messages[-1]))", R"(if key != "return")"}},
+    {TemplateFamily::mistral_v7,
+     " ",
+     {"'[AVAILABLE_TOOLS] ' ~ (tools| tojson) ~ '[/AVAILABLE_TOOLS]'",
+      "(ns.index == ns.max_idx_user) and has_tools", "'[TOOL_CALLS] ['",
+      R"('{"name": "' ~ name ~ '", "arguments": ' ~ arguments ~ ', "id": "' ~ id ~ '"}')",
+      "arguments|tojson|safe",
+      "'[TOOL_RESULTS] ' ~ tool_id ~ '[TOOL_CONTENT] ' ~ message['content']|string ~ "
+      "'[/TOOL_RESULTS]'"}},
+    {TemplateFamily::mistral_v7,
+     "",
+     {"'[AVAILABLE_TOOLS]' ~ (tools| tojson) ~ '[/AVAILABLE_TOOLS]'",
+      "(ns.index == ns.max_idx_user) and has_tools", "'[TOOL_CALLS]['",
+      R"('{"name": "' ~ name ~ '", "arguments": ' ~ arguments ~ ', "id": "' ~ id ~ '"}')",
+      "arguments|tojson|safe",
+      "'[TOOL_RESULTS]' ~ tool_id ~ '[TOOL_CONTENT]' ~ message['content']|string ~ "
+      "'[/TOOL_RESULTS]'"}},
 };
 
 bool has_markers(const TemplateMarkers& markers, std::string_view jinja) {
@@ -280,7 +357,7 @@ const TemplateStyle* recognise_template(std::string_view jinja) {
 
 bool has_tool_text(const TemplateStyle& style, std::string_view jinja) {
   for (const ToolTexts& known : kToolTexts)
-    if (known.family == style.family && known.tool_space == style.tool_space)
+    if (known.family == style.family && known.marker_space == style.marker_space)
       return std::ranges::all_of(known.texts, [&](const char* text) {
         return text == nullptr || jinja.find(text) != jinja.npos;
       });

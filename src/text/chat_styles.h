@@ -9,21 +9,25 @@
 
 namespace headrace::text {
 
-enum class TemplateFamily { chatml, llama3, llama2, mistral, zephyr };
+enum class TemplateFamily { chatml, llama3, llama2, mistral, mistral_v7, zephyr };
 
 struct TemplateStyle {
   const char* name;
   TemplateFamily family;
-  // chatml: system message inserted unless the first message is one; empty: not inserted.
+  // chatml, mistral_v7: system message inserted unless the first message is one; empty: not
+  // inserted. mistral_v7: "{}" in it is the date.
   const char* default_system = "";
-  // chatml: as Qwen2.5's template renders them; llama3: as that of 3.1; mistral: as that of v0.3.
+  // chatml: as Qwen2.5's template renders them; llama3: as that of 3.1; mistral: as that of v0.3;
+  // mistral_v7: as that of mistral_common, which has an order of roles too.
   bool has_tools = false;
   // llama3: a system message is always rendered and begins with two dates.
   bool has_dates = false;
   // mistral
   const char *user_begin = "", *user_end = "", *assistant_begin = "", *assistant_end = "";
   bool trims_assistant = false, takes_system = false, system_is_last = false;
-  const char* tool_space = "";  // behind "[AVAILABLE_TOOLS]" and other markers of tools
+  // mistral: behind "[AVAILABLE_TOOLS]" and other markers of tools; mistral_v7: behind every marker
+  // that opens a text, and before the assistant's texts.
+  const char* marker_space = "";
 };
 
 std::span<const TemplateStyle> template_styles();

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "text/chat_mistral_v7.h"
 #include "text/chat_styles.h"
 #include "text/chat_tools.h"
+#include "text/chat_turns.h"
 #include "text/grammar/json.h"
 
 namespace headrace::text {
@@ -11,36 +13,6 @@ namespace {
 
 constexpr Role kRoles[] = {Role::system,    Role::user, Role::assistant,   Role::tools,
                            Role::tool_call, Role::tool, Role::tool_call_id};
-
-// A message with the id that came before it.
-struct Turn {
-  Role role;
-  std::string_view content, id;
-  std::size_t idx;  // of the message
-};
-
-std::vector<Turn> turns_of(std::span<const Message> messages) {
-  std::vector<Turn> turns;
-  std::string_view id;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const Message& message = messages[i];
-    if (message.role != Role::tool_call_id) turns.push_back({message.role, message.content, id, i});
-    id = message.role == Role::tool_call_id ? std::string_view(message.content) : "";
-  }
-  return turns;
-}
-
-bool is_followed_by(std::span<const Turn> turns, std::size_t i, Role role) {
-  return i + 1 < turns.size() && turns[i + 1].role == role;
-}
-
-// Removes the tools at the beginning; null: there are none.
-const Turn* take_tools(std::span<const Turn>& turns) {
-  if (turns.front().role != Role::tools) return nullptr;
-  const Turn* tools = &turns.front();
-  turns = turns.subspan(1);
-  return tools;
-}
 
 constexpr const char* kToolsBegin =
     "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
@@ -218,7 +190,7 @@ void render_mistral_user(const TemplateStyle& style, std::span<const Turn> messa
   // The template compares messages, so that one that equals the last one has the tools too.
   const auto last = std::ranges::find(messages.rbegin(), messages.rend(), Role::user, &Turn::role);
   if (head.tools != nullptr && messages[i].content == last->content) {
-    prompt.add_template(format_text("[AVAILABLE_TOOLS]{}[", style.tool_space));
+    prompt.add_template(format_text("[AVAILABLE_TOOLS]{}[", style.marker_space));
     prompt.add_content(head.tool_texts);
     prompt.add_template("[/AVAILABLE_TOOLS]");
   }
@@ -231,24 +203,13 @@ void render_mistral_user(const TemplateStyle& style, std::span<const Turn> messa
   prompt.add_template(style.user_end);
 }
 
-Status check_id(const char* name, const Turn& turn) {
-  const auto is_plain = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-  };
-  if (turn.id.size() == 9 && std::ranges::all_of(turn.id, is_plain)) return std::nullopt;
-  return invalid_argument(
-      "messages[{}].role={}: its id has {} characters, template {} requires 9 letters or digits; "
-      "insert a tool_call_id of that form before it",
-      turn.idx, role_name(turn.role), turn.id.size(), name);
-}
-
 Status render_mistral_call(const TemplateStyle& style, std::span<const Turn> messages,
                            std::size_t i, Prompt& prompt) {
-  HEADRACE_TRY(check_id(style.name, messages[i]));
+  HEADRACE_TRY(check_call_id(style.name, messages[i]));
   Result<std::string> call = mistral_call(messages[i].idx, messages[i].content, messages[i].id);
   if (!call.ok()) return std::move(call.failure());
   if (messages[i - 1].role != Role::tool_call)
-    prompt.add_template(format_text("[TOOL_CALLS]{}[", style.tool_space));
+    prompt.add_template(format_text("[TOOL_CALLS]{}[", style.marker_space));
   prompt.add_content(call.value());
   prompt.add_template(is_followed_by(messages, i, Role::tool_call) ? ", " : "]</s>");
   return std::nullopt;
@@ -264,8 +225,8 @@ Status render_mistral(const TemplateStyle& style, std::span<const Turn> messages
     } else if (role == Role::tool_call) {
       HEADRACE_TRY(render_mistral_call(style, messages, i, prompt));
     } else if (role == Role::tool) {
-      HEADRACE_TRY(check_id(style.name, messages[i]));
-      prompt.add_template(format_text("[TOOL_RESULTS]{}", style.tool_space));
+      HEADRACE_TRY(check_call_id(style.name, messages[i]));
+      prompt.add_template(format_text("[TOOL_RESULTS]{}", style.marker_space));
       prompt.add_content(format_text(R"({"content": {}, "call_id": "{}"})", content, id));
       prompt.add_template("[/TOOL_RESULTS]");
     } else if (!is_followed_by(messages, i, Role::tool_call)) {
@@ -475,6 +436,10 @@ Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
     case TemplateFamily::llama2:
     case TemplateFamily::mistral:
       if (Status failed = render_turns(*style_, turns, prompt)) return *std::move(failed);
+      break;
+    case TemplateFamily::mistral_v7:
+      if (Status failed = render_mistral_v7(*style_, turns, options.date, prompt))
+        return *std::move(failed);
       break;
     case TemplateFamily::zephyr:
       render_zephyr(turns, prompt);

@@ -54,8 +54,9 @@ class Prompt {
 struct RenderOptions {
   // Append the header of the assistant's turn. The templates of Llama 2 and Mistral have none.
   bool add_generation_prompt = true;
-  // Today's date in the system message of Llama 3.1 and 3.2, for example "21 Nov 2026". Empty: the
-  // default of these templates, 26 Jul 2024, so that prompts do not change from day to day.
+  // Today's date in the system message of Llama 3.1 and 3.2, for example "21 Nov 2026", and of
+  // Mistral Small 3, "2026-11-21". Empty: 26 Jul 2024, the default of Llama's templates, and
+  // 2025-01-30, so that prompts do not change from day to day.
   std::string date;
 };
 
@@ -72,9 +73,9 @@ class ChatTemplate {
   const char* name() const;
   bool has_tools() const { return has_tools_; }
   // invalid_argument: the template rejects this order of messages or would drop one. unsupported:
-  // messages of tools, and the template has none. As in the templates of Llama 3 and Mistral, what
-  // the assistant says beside a call is not rendered, nor is Mistral's system message behind a
-  // result.
+  // messages of tools, and the template has none. As in the templates of Llama 3 and Mistral v0.3
+  // and Nemo, what the assistant says beside a call is not rendered, nor is the system message of
+  // these two behind a result.
   Result<Prompt> render(std::span<const Message> messages, const RenderOptions& options = {}) const;
 
  private:

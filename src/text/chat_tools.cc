@@ -125,6 +125,18 @@ Result<std::string> mistral_tools(std::string_view lines) {
   return all.take();
 }
 
+Result<std::string> mistral_v7_tools(std::string_view lines) {
+  Writer all;
+  all.add("[");
+  if (Status bad = for_each_tool(lines, [&](const Json& tool, bool is_last) -> Status {
+        all.add(tool, kOneLine);
+        all.add(is_last ? "]" : ", ");
+        return std::nullopt;
+      }))
+    return std::move(*bad);
+  return all.take();
+}
+
 Result<std::string> llama3_call(std::size_t i, std::string_view call) {
   const Result<Call> read = read_call(i, call);
   if (!read.ok()) return read.failure();
@@ -141,6 +153,21 @@ Result<std::string> mistral_call(std::size_t i, std::string_view call, std::stri
   Writer all;
   all.add(R"({"name": )" + quoted(read.value().name) + R"(, "arguments": )");
   all.add(read.value().arguments, kOneLine);
+  all.add(R"(, "id": ")" + std::string(id) + "\"}");
+  return all.take();
+}
+
+// The template writes the name, and arguments that are a string, without escaping them.
+Result<std::string> mistral_v7_call(std::size_t i, std::string_view call, std::string_view id) {
+  const Result<Call> read = read_call(i, call);
+  if (!read.ok()) return read.failure();
+  const Json& arguments = read.value().arguments;
+  Writer all;
+  all.add(R"({"name": ")" + read.value().name + R"(", "arguments": )");
+  if (!arguments.is(Json::Kind::string))
+    all.add(arguments, kOneLine);
+  else
+    all.add(arguments.text.empty() ? "{}" : std::string_view(arguments.text));
   all.add(R"(, "id": ")" + std::string(id) + "\"}");
   return all.take();
 }

@@ -17,8 +17,9 @@ import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
-# A fixed date for templates that use the current one.
+# Fixed dates for templates that use the current one.
 DATE = "21 Nov 2026"
+ISO_DATE = "2026-11-21"
 
 SYSTEM = [["system", "You are terse."]]
 ONE = [["user", "Hi"]]
@@ -71,6 +72,10 @@ TOOL_CONVERSATIONS = [
     TOOLS + [["assistant", "a"]] + ONE,
     TOOLS + SYSTEM,
     ONE + [["assistant", ""]] + ID + NOW + ID + [["tool", ""]] + [["assistant", "b"]] + ONE,
+    TOOLS + SYSTEM + TURNS + [["assistant", "Wait. "]] + ID + CALL + ID + RESULT + ONE + [["assistant", "done"]],
+    TOOLS + ONE + SYSTEM + [["assistant", "a"]] + ID + NOW + OTHER_ID + NOW + OTHER_ID + RESULT + ID + [["tool", "x"]],
+    ONE + [["assistant", ""]] + ID + [["tool_call", '{"name": "f", "arguments": "{\\"x\\": 1}"}']],
+    ONE + [["assistant", ""]] + ID + [["tool_call", '{"name": "f", "arguments": ""}']],
 ]
 BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>"),
            "zephyr": ("<s>", "</s>")}
@@ -79,6 +84,8 @@ BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|
 def render(name, jinja, conversation, add_generation_prompt, date):
     bos, eos = next((pair for prefix, pair in BOS_EOS.items() if name.startswith(prefix)), ("", ""))
     values = {"bos_token": bos, "eos_token": eos} | ({"date_string": date} if date else {})
+    # transformers takes no function in place of its clock.
+    jinja = jinja.replace('strftime_now("%Y-%m-%d")', json.dumps(date))
     messages, tools, call_id = [], None, {}
     for role, content in conversation:
         if role == "tools":
@@ -106,8 +113,9 @@ def cases():
         jinja = path.read_text(encoding="utf-8")
         for conversation in CONVERSATIONS + (TOOL_CONVERSATIONS if "tool_calls" in jinja else []):
             for add in [True, False]:
-                # Without a date, 3.2 uses the clock here and a constant in the library: not compared.
-                for date in {"llama3.1": ["", DATE], "llama3.2": [DATE]}.get(path.stem, [""]):
+                # Without a date, these use the clock here and a constant in the library: not compared.
+                for date in {"llama3.1": ["", DATE], "llama3.2": [DATE],
+                             "mistral-small-3": [ISO_DATE]}.get(path.stem, [""]):
                     text = render(path.stem, jinja, conversation, add, date)
                     yield {"template": path.stem, "messages": conversation, "add_generation_prompt": add, "date": date,
                            "text": text}

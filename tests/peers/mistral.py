@@ -21,11 +21,16 @@ from sentencepiece_peer import DATA, Vocabulary, make_cases, write_gguf
 from tokenizer import compare, headrace, newest_tool, other_unicode
 
 TEKKEN = "tekken_240718.json"
+# mistral_common has no vocabulary of Tekken for v7: this one, of v3, has its control tokens and is read as one of v7.
+TEKKEN_V7 = "tekken_240911.json"
+V7 = "mistral_instruct_tokenizer_241114.model.v7"
 # Template and tokenizer, and whether both have tools.
 CHATS = [("mistral-system", "tokenizer.model.v1", False),
          ("mistral-v0.3", "mistral_instruct_tokenizer_240216.model.v2", False),
          ("mistral-v0.3", "mistral_instruct_tokenizer_240323.model.v3", True),
-         ("mistral-nemo", TEKKEN, True)]
+         ("mistral-nemo", TEKKEN, True),
+         ("mistral-v7", V7, False), ("mistral-v7-tools", V7, True),
+         ("mistral-v7-tekken", TEKKEN_V7, False), ("mistral-v7-tekken-tools", TEKKEN_V7, True)]
 
 SYSTEM = [["system", "Be terse."]]
 TURNS = [["user", "Hi  there"], ["assistant", "Hello, caf\u00e9!"], ["user", "Why?\n\n 1+1"]]
@@ -38,6 +43,11 @@ CALL = {"name": "weather", "arguments": {"city": "Paris"}}
 ID = ["tool_call_id", "abcdefghi"]
 WITH_TOOLS = [["tools", json.dumps(TOOL)], ["user", "Weather in Paris?"], ["assistant", ""], ID,
               ["tool_call", json.dumps(CALL)], ID, ["tool", "22"], ["assistant", "22 degrees."], ["user", "Thanks"]]
+# Mistral's v7 keeps what the assistant says beside a call, and has system messages anywhere.
+WITH_TOOLS_V7 = [*SYSTEM, ["user", "Hi"], *SYSTEM, ["user", "Weather?"], ["assistant", "I look."],
+                 ID, ["tool_call", json.dumps(CALL)], ID, ["tool_call", json.dumps(CALL)],
+                 ID, ["tool", "{\"degrees\": 22}"], ID, ["tool", " 22"],
+                 ["assistant", "22 degrees."], ["user", "Thanks"]]
 
 
 def byte_level():
@@ -75,13 +85,24 @@ def request(messages):
         elif role == "tool_call":
             call = json.loads(content)
             function = FunctionCall(name=call["name"], arguments=json.dumps(call["arguments"]))
-            made[-1] = chat.AssistantMessage(content=None, tool_calls=[ToolCall(id=call_id, function=function)])
+            calls = [*(made[-1].tool_calls or []), ToolCall(id=call_id, function=function)]
+            made[-1] = chat.AssistantMessage(content=made[-1].content or None, tool_calls=calls)
         elif role == "tool":
             made.append(chat.ToolMessage(content=content, tool_call_id=call_id, name="weather"))
         else:
             kind = {"system": chat.SystemMessage, "user": chat.UserMessage, "assistant": chat.AssistantMessage}[role]
             made.append(kind(content=content))
     return ChatCompletionRequest(messages=made, tools=tools)
+
+
+def read_tokenizer(name, folder):
+    path = DATA / name
+    if name == TEKKEN_V7:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        data["config"]["version"] = "v7"
+        path = folder / name
+        path.write_text(json.dumps(data), encoding="utf-8")
+    return MistralTokenizer.from_file(str(path))
 
 
 def compare_tekken(args, tokenizer, path):
@@ -98,13 +119,14 @@ def run(args):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "vocabulary.gguf"
         for template, name, has_tools in CHATS:
-            peer = MistralTokenizer.from_file(str(DATA / name))
-            if name == TEKKEN:
+            peer = read_tokenizer(name, path.parent)
+            if name in (TEKKEN, TEKKEN_V7):
                 write_tekken(peer.instruct_tokenizer.tokenizer, path)
-                wrong += compare_tekken(args, peer.instruct_tokenizer.tokenizer, path)
             else:
                 Vocabulary((DATA / name).read_bytes()).write_gguf(path)
-            conversations = CONVERSATIONS + [WITH_TOOLS] * has_tools
+            if name == TEKKEN:
+                wrong += compare_tekken(args, peer.instruct_tokenizer.tokenizer, path)
+            conversations = CONVERSATIONS + [WITH_TOOLS] * has_tools + [WITH_TOOLS_V7] * template.endswith("-tools")
             ours = headrace(args.tool, ["chat", path, template], [json.dumps(one) for one in conversations])
             theirs = [peer.encode_chat_completion(request(one)).tokens for one in conversations]
             wrong += compare(f"{template}, {name}", conversations, ours, theirs)
