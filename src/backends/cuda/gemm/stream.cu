@@ -70,8 +70,8 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
   });
 }
 
-// A box has all atoms of a stage, which is the faster, or one. (Boxes of all atoms of a tile of
-// weights cost the 8B shape 3 %.)
+// A box has all atoms of a stage, which is the faster, or one. (With weights in such boxes too, two
+// tiles at a time, Qwen2.5 1.5B gained 7 % instead of 8.)
 [[maybe_unused]] __device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps,
                                                         StageRing ring, int lane) {
   griddep_wait();
