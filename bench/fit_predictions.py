@@ -37,12 +37,13 @@ GPU_FILES = {
 # The device of the plan, and the ceilings: a report of headrace roofline, or a benchmark that measured two of them.
 CPUS = {
     "zen3": ("cpu:avx2:2", "attention-prefill-zen3"),
-    "zen4": ("cpu:avx512_bf16_fast:2", "roofline-zen4"),
+    "zen4": ("cpu:avx512_bf16_fast:2", "roofline-grid-zen4"),  # of the same hour
     "xeon": ("cpu:avx512_bf16:2", "attention-prefill-xeon"),
 }
-CPU_FILES = {
-    "peers-attention_cpu-zen3": "zen3", "peers-attention_cpu-zen4": "zen4", "peers-attention_cpu-xeon": "xeon",
-    "peers-attention_cpu_backward-zen3": "zen3", "peers-attention_cpu_backward-zen4": "zen4",
+CPU_GRID = ("cpu-grid-zen4", "zen4")  # that is fitted
+OTHER_CPU_FILES = {
+    "peers-attention_cpu-zen3": "zen3", "peers-attention_cpu_backward-zen3": "zen3",
+    "peers-attention_cpu-xeon": "xeon",
 }  # fmt: skip
 CPU_CASE = re.compile(r"(\w+?)_(f32|bf16)_(full|causal)_b(\d+)_h(\d+)(?:kv(\d+))?_s(\d+)_d(\d+)")
 # Keys and values that may stay in a cache whose bandwidth was not measured.
@@ -55,8 +56,8 @@ def load(name):
 
 
 def spread(rounds):
-    """How much more the slowest round took than the fastest; None: there are no rounds."""
-    return round(max(rounds) / min(rounds) - 1, 4) if rounds else None
+    """How much more the second fastest round took than the fastest; None: there are no rounds."""
+    return round(sorted(rounds)[1] / min(rounds) - 1, 4) if rounds else None
 
 
 def options_of(shape):
@@ -104,18 +105,17 @@ def decode_cells():
             yield cell("cuda_sm90_decode", "h200", name, case, shape, row[f"{column}_us"] * 1e-6, None, is_paged)
 
 
-def cpu_cells(is_fastest):
-    for name, machine in CPU_FILES.items():
-        for row in load(name)["rows"]:
-            group, dtype, mask, batch, heads, kv_heads, seqlen, dim = CPU_CASE.fullmatch(row["case"]).groups()
-            shape = {
-                "batch": int(batch), "seqlen_q": 1 if group == "decode" else int(seqlen), "seqlen_k": int(seqlen),
-                "num_heads": int(heads), "num_kv_heads": int(kv_heads or heads), "head_dim": int(dim), "dtype": dtype,
-                "causal": mask == "causal", "backward": group == "backward", "deterministic": False,
-            }  # fmt: skip
-            rounds = row["rounds_ms"]["headrace"]
-            seconds = (min(rounds) if is_fastest else row["headrace_ms"]) * 1e-3
-            yield cell(row["kernel"], machine, name, row["case"], shape, seconds, rounds)
+def cpu_cells(name, machine):
+    """A cell's time is that of its fastest round: others that use the machine only add to it."""
+    for row in load(name)["rows"]:
+        group, dtype, mask, batch, heads, kv_heads, seqlen, dim = CPU_CASE.fullmatch(row["case"]).groups()
+        shape = {
+            "batch": int(batch), "seqlen_q": 1 if group == "decode" else int(seqlen), "seqlen_k": int(seqlen),
+            "num_heads": int(heads), "num_kv_heads": int(kv_heads or heads), "head_dim": int(dim), "dtype": dtype,
+            "causal": mask == "causal", "backward": group == "backward", "deterministic": False,
+        }  # fmt: skip
+        rounds = row["rounds_ms"]["headrace"]
+        yield cell(row["kernel"], machine, name, row["case"], shape, min(rounds) * 1e-3, rounds)
 
 
 def h100_cells():
@@ -136,9 +136,9 @@ def is_left_out(one):
     return one["machine"] in ("zen3", "xeon") and shape["seqlen_q"] == 1 and size < CACHED_BYTES
 
 
-def all_cells(is_fastest):
+def all_cells():
     cells = [one for model, files in GPU_FILES.items() for one in gpu_cells(model, files)]
-    cells += [one for one in [*decode_cells(), *cpu_cells(is_fastest)] if not is_left_out(one)]
+    cells += [*decode_cells(), *cpu_cells(*CPU_GRID)]
     numbers = {}  # of a model's shapes; a shape is in one half, however often it was measured
     for one in cells:
         shape = {key: value for key, value in one["shape"].items() if key != "deterministic"}
@@ -146,7 +146,8 @@ def all_cells(is_fastest):
         i = own.setdefault((one["machine"], *shape.values()), len(own))
         # In turns, beginning with the other half in each pair: grids often alternate two masks.
         one["half"] = "fit" if (i // 2 + i) % 2 == 0 else "held out"
-    return cells + [one | {"half": "other machine"} for one in h100_cells()]
+    others = [one for name, machine in OTHER_CPU_FILES.items() for one in cpu_cells(name, machine)]
+    return cells + [one | {"half": "other machine"} for one in [*h100_cells(), *others] if not is_left_out(one)]
 
 
 def write_ceilings(machine, folder):
@@ -297,8 +298,6 @@ def self_test(recorded, header):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", help="headrace of a build with CUDA")
-    parser.add_argument("--fastest", action="store_true",
-                        help="on CPUs take the fastest round instead of the median; writes no file")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="compare the source's constants with the file")
     parser.add_argument("--self-test", action="store_true", help="show that --check can fail")
     arguments = parser.parse_args()
@@ -307,7 +306,7 @@ def main():
         sys.exit(self_test(recorded, header) if arguments.self_test else check_source(recorded, header))
     if not arguments.program:
         parser.error("--program: pass the headrace of a build with CUDA")
-    cells = all_cells(arguments.fastest)
+    cells = all_cells()
     with tempfile.TemporaryDirectory() as folder:
         for one in cells:
             one["units"] = explained(arguments.program, one, folder)
@@ -315,8 +314,6 @@ def main():
     if any(not math.isfinite(one["error"]) for one in cells):
         sys.exit("a prediction is not finite")
     print_report(cells, summary)
-    if arguments.fastest:
-        return
     FILE.write_text(file_text(summary, cells), encoding="utf-8")
     print(f"\nmodel_constants.h:\n{source_text(summary)}")
 

@@ -177,6 +177,16 @@ ModelTime sm90_decode(const Input& in) {
 
 // ---- CPU
 
+// An operation for each element of q, k, v and out: what causal masks do not halve, as packing and
+// the division by the sum.
+double element_seconds(const Input& in) {
+  const Problem& p = in.p;
+  const auto rows = static_cast<double>(p.batch) *
+                    static_cast<double>(p.num_heads * p.seqlen_q + p.num_kv_heads * p.seqlen_k);
+  return idle_threads_factor(in) * rows * static_cast<double>(p.head_dim + p.head_dim_v) /
+         in.rates.f32;
+}
+
 ModelTime cpu_forward(const Input& in) {
   namespace flash = cpu::flash;
   const Problem& p = in.p;
@@ -191,12 +201,15 @@ ModelTime cpu_forward(const Input& in) {
         in.rates.last_cache_bytes > 0 ? in.work.bytes / in.rates.last_cache_bytes : 2;
     const double from_memory = std::clamp(of_cache - .5, 0., 1.);
     const double cached = (1 - from_memory) * in.work.bytes;
+    // Products hide behind what comes from memory.
+    const double stream = from_memory * in.work.bytes / in.rates.dram;
+    const double products = idle_threads_factor(in) * all_pairs * dims / in.rates.f32;
     t.parts = {{"products", 0},
                {"softmax", 0},
-               {"few rows", idle_threads_factor(in) * all_pairs * dims / in.rates.f32},
+               {"few rows", std::max(0., products - stream)},
                {"last cache", cached > 0 ? cached / in.rates.last_cache : 0},
-               {"memory", from_memory * in.work.bytes / in.rates.dram},
-               {"call", 0}};
+               {"memory", stream},
+               {"elements", 0}};
     return t;
   }
   Schedule rows = in.schedule;
@@ -209,7 +222,7 @@ ModelTime cpu_forward(const Input& in) {
              {"few rows", 0},
              {"last cache", 0},
              {"memory", 0},
-             {"call", kMicrosecond}};
+             {"elements", element_seconds(in) / t.waves.balance()}};
   return t;
 }
 
@@ -226,9 +239,13 @@ ModelTime cpu_backward(const Input& in) {
   else
     t.waves = share_tiles(key_tiles(p, in.schedule), threads, 0);
   const double more = idle_threads_factor(in) * (is_fused ? 1 : kSeparate) / t.waves.balance();
-  t.parts = {{"products", more * in.work.flops / in.rates.products},
+  // S and dP are computed for what is visible, dQ, dK and dV for whole blocks.
+  const double blocks = static_cast<double>(p.batch * p.num_heads) *
+                        block_pairs(p, in.schedule.tile_m, in.schedule.tile_n);
+  const double flops = .4 * in.work.flops + .6 * in.work.flops / in.work.exps * blocks;
+  t.parts = {{"products", more * flops / in.rates.products},
              {"softmax", more * in.work.exps / in.rates.f32},
-             {"call", kMicrosecond}};
+             {"elements", element_seconds(in) / t.waves.balance()}};
   return t;
 }
 

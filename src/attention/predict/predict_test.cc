@@ -134,7 +134,19 @@ TEST(Waves, TilesOfOneCountAllVisiblePairs) {
         const double pairs = visible_pairs(p);
         EXPECT_DOUBLE_EQ(share_tiles(row_tiles(p, s), 1, 0).total_work, pairs);
         EXPECT_DOUBLE_EQ(share_tiles(key_tiles(p, s), 1, 0).total_work, pairs);
+        EXPECT_DOUBLE_EQ(block_pairs(p, 1, 1), pairs);
       }
+}
+
+TEST(Waves, BlocksCountAllTheirPairs) {
+  Problem p = problem_of(128, 4, 2, 64);
+  EXPECT_EQ(block_pairs(p, 96, 96), 128 * 128);
+  p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  // Blocks of 48 queries of 2 heads. Keys 0 to 95 are seen from query 0 on, the last 32 from 96 on.
+  EXPECT_EQ(block_pairs(p, 96, 96), 128 * 96 + 32 * 32);
+  p.window_left = 15;  // keys 0 to 95: queries 0 to 110, of which blocks have 128
+  EXPECT_EQ(block_pairs(p, 96, 96), 128 * 96 + 32 * 32);
+  EXPECT_EQ(block_pairs(p, 64, 32), 4 * 64 * 32 - 32 * 32);  // the last keys: 32 queries
 }
 
 // ---- occupancy

@@ -85,21 +85,39 @@ std::vector<TileGroup> row_tiles(const Problem& p, const Schedule& schedule) {
                   });
 }
 
+KeyRange queries_of_keys(const Problem& p, std::int64_t first_key, std::int64_t end_key) {
+  const std::int64_t shift = diagonal_shift(p, p.seqlen_q, p.seqlen_k);
+  KeyRange queries{0, p.seqlen_q};
+  // Query q sees key k if q + shift - left <= k <= q + shift + right.
+  const std::int64_t right = has_causal(p) ? 0 : p.window_right;
+  if (right >= 0) queries.begin = std::max<std::int64_t>(0, first_key - right - shift);
+  if (p.window_left >= 0) queries.end = std::min(queries.end, end_key + p.window_left - shift);
+  return queries;
+}
+
 std::vector<TileGroup> key_tiles(const Problem& p, const Schedule& schedule) {
   const std::int64_t tile = std::max<std::int64_t>(schedule.tile_n, 1);
-  const std::int64_t shift = diagonal_shift(p, p.seqlen_q, p.seqlen_k);
-  const auto queries_of = [&](std::int64_t i) {
-    const std::int64_t end_key = std::min(p.seqlen_k, (i + 1) * tile);
-    KeyRange queries{0, p.seqlen_q};
-    // Query q sees key k if q + shift - left <= k <= q + shift + right.
-    const std::int64_t right = has_causal(p) ? 0 : p.window_right;
-    if (right >= 0) queries.begin = std::max<std::int64_t>(0, i * tile - right - shift);
-    if (p.window_left >= 0) queries.end = std::min(queries.end, end_key + p.window_left - shift);
-    return queries;
-  };
   return tiles_of(ceil_div(p.seqlen_k, tile), p.batch * p.num_kv_heads, [&](std::int64_t i) {
-    return num_blocks(queries_of(i), schedule.tile_m) * static_cast<double>(group_size(p));
+    const KeyRange queries = queries_of_keys(p, i * tile, std::min(p.seqlen_k, (i + 1) * tile));
+    return num_blocks(queries, schedule.tile_m) * static_cast<double>(group_size(p));
   });
+}
+
+double block_pairs(const Problem& p, std::int64_t block_rows, std::int64_t block_keys) {
+  const std::int64_t rows = std::max<std::int64_t>(block_rows / group_size(p), 1);
+  const std::int64_t num_blocks = ceil_div(p.seqlen_k, block_keys);
+  const std::int64_t step = std::max<std::int64_t>(1, ceil_div(num_blocks, kMaxLengths));
+  double pairs = 0;
+  for (std::int64_t i = 0; i < num_blocks; i += step) {
+    const std::int64_t first = i * block_keys;
+    const KeyRange queries =
+        queries_of_keys(p, first, std::min(p.seqlen_k, first + step * block_keys));
+    const std::int64_t begin = queries.begin / rows * rows;
+    const std::int64_t end = std::min(p.seqlen_q, ceil_div(queries.end, rows) * rows);
+    const std::int64_t keys = std::min(p.seqlen_k, first + step * block_keys) - first;
+    pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin) * keys);
+  }
+  return pairs;
 }
 
 double visible_pairs(const Problem& p) {

@@ -31,6 +31,11 @@ struct Waves {
 // `tile_work` for its prologue and epilogue.
 Waves share_tiles(std::vector<TileGroup> tiles, std::int64_t num_slots, double tile_work);
 
+// The queries that see one of the keys [first_key, end_key).
+KeyRange queries_of_keys(const Problem& p, std::int64_t first_key, std::int64_t end_key);
+// (query, key) pairs of a head in the blocks of rows (query, head) and keys that hold a visible
+// one; long sequences by samples.
+double block_pairs(const Problem& p, std::int64_t block_rows, std::int64_t block_keys);
 // Forward: the row tiles of all heads. Work: k-blocks of schedule.tile_n keys.
 std::vector<TileGroup> row_tiles(const Problem& p, const Schedule& schedule);
 // Backward: the key tiles of all KV heads. Work: q-blocks of schedule.tile_m queries.
