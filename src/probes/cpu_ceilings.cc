@@ -1,7 +1,9 @@
 // All ceilings of a CPU: compute, bandwidth and latency, for one thread and for all.
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "probes/probes.h"
 #include "probes/rounds.h"
@@ -101,7 +103,47 @@ class PointerCycle {
   void* next_ = nullptr;  // where the last round ended
 };
 
+// first_loads: at least, of a round.
+void add_latency(const std::string& name, PointerCycle& cycle, std::int64_t first_loads,
+                 const MeasureOptions& options, std::vector<Ceiling>& ceilings) {
+  const Rounds rounds = measure_team(CeilingKind::latency, 1, first_loads, options,
+                                     [&](std::int64_t steps) { return cycle.time(steps); });
+  ceilings.push_back({.kind = CeilingKind::latency,
+                      .resource = name,
+                      .operation = "load",
+                      .value = rounds.median,
+                      .best = rounds.best,
+                      .clock_hz = measure_clock(1),
+                      .bytes = static_cast<std::int64_t>(cycle.bytes())});
+}
+
+constexpr std::int64_t kFirstLoads = 1 << 14;
+
+// The nodes that the first thread of a team is not on.
+std::vector<NumaNode> remote_nodes() {
+  std::vector<NumaNode> nodes = numa_nodes();
+  const auto first_cpu = [](const NumaNode& node) { return node.cpus.front(); };
+  const auto own = std::ranges::min_element(nodes, {}, first_cpu);
+  if (own != nodes.end()) nodes.erase(own);
+  return nodes;
+}
+
 }  // namespace
+
+void add_node_ceilings(const std::vector<NumaNode>& nodes, const MeasureOptions& options,
+                       std::vector<Ceiling>& ceilings) {
+  for (const NumaNode& node : nodes) {
+    const WorkingSet set{"node " + std::to_string(node.id), working_sets(1).back().bytes_per_thread,
+                         true};
+    std::optional<StreamBuffer> buffer;
+    run_on(node.cpus.front(), [&] { buffer.emplace(1, set.bytes_per_thread); });
+    add_bandwidth(set, *buffer, 1, options, ceilings);
+    buffer.reset();
+    std::optional<PointerCycle> cycle;
+    run_on(node.cpus.front(), [&] { cycle.emplace(set.bytes_per_thread); });
+    add_latency(set.name, *cycle, kFirstLoads, options, ceilings);
+  }
+}
 
 void add_bandwidth_ceilings(int num_threads, const MeasureOptions& options,
                             std::vector<Ceiling>& ceilings) {
@@ -114,18 +156,9 @@ void add_latency_ceilings(const MeasureOptions& options, std::vector<Ceiling>& c
   for (const WorkingSet& set : working_sets(1)) {
     PointerCycle cycle(set.bytes_per_thread);
     // A round in a cache goes at least once around; the first brings the lines in.
-    const std::int64_t first_loads =
-        std::max<std::int64_t>(set.is_memory ? 0 : cycle.num_lines(), 1 << 14);
+    const std::int64_t first_loads = std::max(set.is_memory ? 0 : cycle.num_lines(), kFirstLoads);
     if (!set.is_memory) (void)cycle.time(first_loads);
-    const Rounds rounds = measure_team(CeilingKind::latency, 1, first_loads, options,
-                                       [&](std::int64_t steps) { return cycle.time(steps); });
-    ceilings.push_back({.kind = CeilingKind::latency,
-                        .resource = set.name,
-                        .operation = "load",
-                        .value = rounds.median,
-                        .best = rounds.best,
-                        .clock_hz = measure_clock(1),
-                        .bytes = static_cast<std::int64_t>(cycle.bytes())});
+    add_latency(set.name, cycle, first_loads, options, ceilings);
   }
 }
 
@@ -137,6 +170,7 @@ std::vector<Ceiling> measure_cpu(int num_threads, const MeasureOptions& options)
     if (num_threads == 1) break;
   }
   add_latency_ceilings(options, ceilings);
+  add_node_ceilings(remote_nodes(), options, ceilings);
   return ceilings;
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <new>
 
+#include "probes/numa.h"
 #include "probes/probes.h"
 #include "probes/stream_loops.h"
 #include "probes/team.h"
@@ -28,19 +29,9 @@ std::size_t memory_bytes() {
   return positive_or(sysconf(_SC_PHYS_PAGES), 1) * positive_or(sysconf(_SC_PAGESIZE), 4096);
 }
 
-// "0-3,8": the number of CPUs of a list; 1 if it is none.
+// At least 1, where there is no list.
 int num_cpus_of(const std::string& list) {
-  int count = 0;
-  for (const char* at = list.c_str(); *at != '\0';) {
-    char* end = nullptr;
-    const long first = std::strtol(at, &end, 10);
-    if (end == at) break;
-    long last = first;
-    if (*end == '-') last = std::strtol(end + 1, &end, 10);
-    count += static_cast<int>(std::clamp(last - first + 1, 0L, 4096L));
-    at = *end == ',' ? end + 1 : end;
-  }
-  return std::clamp(count, 1, 4096);
+  return std::max(static_cast<int>(cpus_of_list(list).size()), 1);
 }
 
 template <class T>

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "probes/ceiling.h"
+#include "probes/numa.h"
 #include "probes/team.h"
 
 namespace headrace::probes {
@@ -93,7 +94,12 @@ void add_bandwidth_ceilings(int num_threads, const MeasureOptions& options,
 // One dependent load in every memory level, by one thread.
 void add_latency_ceilings(const MeasureOptions& options, std::vector<Ceiling>& ceilings);
 
-// All of the above, for one thread and for num_threads.
+// Read, write, copy and load by the calling thread from the memory of each of these nodes.
+void add_node_ceilings(const std::vector<NumaNode>& nodes, const MeasureOptions& options,
+                       std::vector<Ceiling>& ceilings);
+
+// All of the above, for one thread and for num_threads; memory of other NUMA nodes than the first
+// thread's, where there are several.
 std::vector<Ceiling> measure_cpu(int num_threads, const MeasureOptions& options);
 
 }  // namespace headrace::probes
