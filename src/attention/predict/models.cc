@@ -239,10 +239,11 @@ ModelTime cpu_backward(const Input& in) {
   else
     t.waves = share_tiles(key_tiles(p, in.schedule), threads, 0);
   const double more = idle_threads_factor(in) * (is_fused ? 1 : kSeparate) / t.waves.balance();
-  // S and dP are computed for what is visible, dQ, dK and dV for whole blocks.
+  // S and dP are computed for what is visible, two of the five matmuls; dQ, dK and dV for whole
+  // blocks.
   const double blocks = static_cast<double>(p.batch * p.num_heads) *
                         block_pairs(p, in.schedule.tile_m, in.schedule.tile_n);
-  const double flops = .4 * in.work.flops + .6 * in.work.flops / in.work.exps * blocks;
+  const double flops = .4 * in.work.flops + .6 * 2 * (3. * p.head_dim + 2. * p.head_dim_v) * blocks;
   t.parts = {{"products", more * flops / in.rates.products},
              {"softmax", more * in.work.exps / in.rates.f32},
              {"elements", element_seconds(in) / t.waves.balance()}};

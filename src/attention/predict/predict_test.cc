@@ -375,17 +375,22 @@ TEST(Models, TakeMeasuredCeilingsBeforeTheTable) {
   EXPECT_EQ(none.time.reason, "the ceilings of this device lack products or DRAM reads");
 }
 
+// Of two threads.
+std::vector<probes::Ceiling> cpu_ceilings() {
+  return {{.kind = probes::CeilingKind::compute,
+           .resource = "avx2",
+           .operation = "f32",
+           .num_units = 2,
+           .value = 200e9},
+          {.kind = probes::CeilingKind::bandwidth,
+           .resource = "DRAM",
+           .operation = "read",
+           .num_units = 2,
+           .value = 40e9}};
+}
+
 TEST(Models, OfACpuFollowItsThreads) {
-  std::vector<probes::Ceiling> ceilings = {{.kind = probes::CeilingKind::compute,
-                                            .resource = "avx2",
-                                            .operation = "f32",
-                                            .num_units = 2,
-                                            .value = 200e9},
-                                           {.kind = probes::CeilingKind::bandwidth,
-                                            .resource = "DRAM",
-                                            .operation = "read",
-                                            .num_units = 2,
-                                            .value = 40e9}};
+  const std::vector<probes::Ceiling> ceilings = cpu_ceilings();
   Problem p = problem_of(2048, 16, 16, 64);
   p.dtype = HEADRACE_F32;
   const auto seconds = [&](const char* device) {
@@ -411,6 +416,27 @@ TEST(Models, TimesAreFiniteForAnySize) {
         EXPECT_TRUE(std::isfinite(x.seconds)) << queries << ' ' << keys;
         EXPECT_GT(x.seconds, 0);
       }
+}
+
+// No keys, no queries, a row, fewer rows than a block.
+TEST(Models, TimesOfACpuAreFiniteForAnySize) {
+  const std::int64_t sizes[] = {0, 1, 17, 4096, std::int64_t{1} << 20};
+  for (const std::int64_t queries : sizes)
+    for (const std::int64_t keys : sizes)
+      for (const int causal : {HEADRACE_CAUSAL_NONE, HEADRACE_CAUSAL_BOTTOM_RIGHT})
+        for (const int phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD}) {
+          Problem p = problem_of(keys, 8, 2, 128);
+          p.seqlen_q = queries;
+          p.dtype = HEADRACE_F32;
+          p.causal = causal;
+          p.phase = phase;
+          p.has_lse = phase == HEADRACE_BACKWARD;
+          const Result<Plan> plan = plan_attention(p, device_of("cpu:avx2:2"));
+          ASSERT_TRUE(plan.ok()) << plan.failure().message;
+          const Prediction x = predict(plan.value(), cpu_ceilings());
+          EXPECT_TRUE(std::isfinite(x.seconds)) << queries << ' ' << keys << ' ' << phase;
+          EXPECT_GE(x.seconds, 0);
+        }
 }
 
 TEST(Models, HaveAtMostSixConstantsThatAreNotNegative) {

@@ -105,6 +105,7 @@ std::vector<TileGroup> key_tiles(const Problem& p, const Schedule& schedule) {
 
 double block_pairs(const Problem& p, std::int64_t block_rows, std::int64_t block_keys) {
   const std::int64_t rows = std::max<std::int64_t>(block_rows / group_size(p), 1);
+  block_keys = std::max<std::int64_t>(block_keys, 1);
   const std::int64_t num_blocks = ceil_div(p.seqlen_k, block_keys);
   const std::int64_t step = std::max<std::int64_t>(1, ceil_div(num_blocks, kMaxLengths));
   double pairs = 0;
