@@ -249,7 +249,7 @@ def print_report(cells, summary):
         print(f"{model}: {held['within']} of {held['cells']} held-out cells within {100 * WITHIN:.0f} %, "
               f"median error {100 * held['median_error']:.1f} %; {found['constants']}")  # fmt: skip
         for one in cells:
-            if one["model"] == model and one["half"] != "fit" and abs(one["error"]) > WITHIN:
+            if one["model"] == model and one["half"] == "held out" and abs(one["error"]) > WITHIN:
                 print(f"    {one['machine']} {one['case']}: {one['measured_us']:.0f} us, "
                       f"predicted {100 * one['error']:+.0f} %: {reason_of(one)}")  # fmt: skip
         if "other machine" in found:

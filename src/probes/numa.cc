@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <thread>
+#include <future>
+
+#include "probes/team.h"
 
 namespace headrace::probes {
 namespace {
@@ -46,14 +48,10 @@ std::vector<NumaNode> numa_nodes(const std::string& folder) {
 }
 
 void run_on(int cpu, const std::function<void()>& body) {
-  std::jthread([&] {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    // Where that is refused, the memory is that of any node.
-    (void)sched_setaffinity(0, sizeof set, &set);
+  std::async(std::launch::async, [&] {
+    pin_to(cpu);
     body();
-  }).join();
+  }).get();
 }
 
 }  // namespace headrace::probes

@@ -18,6 +18,7 @@ struct NumaNode {
 std::vector<NumaNode> numa_nodes(const std::string& folder = "/sys/devices/system/node");
 
 // Runs body() on a thread of this CPU: memory that it touches first is that of the CPU's node.
+// Throws what body() throws.
 void run_on(int cpu, const std::function<void()>& body);
 
 }  // namespace headrace::probes

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <new>
 
 #include "probes/probes.h"
 #include "tests/support/temporary_folder.h"
@@ -61,6 +62,11 @@ TEST(Numa, RunsOnTheCpu) {
       run_on(cpu, [&] { ran_on = sched_getcpu(); });
       EXPECT_EQ(ran_on, cpu);
     }
+}
+
+// No memory, as one exception of many.
+TEST(Numa, ThrowsWhatItRunsThrows) {
+  EXPECT_THROW(run_on(0, [] { throw std::bad_alloc(); }), std::bad_alloc);
 }
 
 // This machine's last CPU as another node: every operation, of memory.

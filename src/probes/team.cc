@@ -22,14 +22,6 @@ std::vector<int> allowed_cpus(cpu_set_t& set) {
   return cpus;
 }
 
-// Pinning is a hint: a measurement on a thread that moves is worse, not wrong.
-void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  (void)sched_setaffinity(0, sizeof set, &set);
-}
-
 // Seconds that the calling thread has run.
 double thread_seconds() {
   timespec time{};
@@ -38,6 +30,13 @@ double thread_seconds() {
 }
 
 }  // namespace
+
+void pin_to(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  (void)sched_setaffinity(0, sizeof set, &set);
+}
 
 TeamTime time_team(int num_threads, const std::function<void(int)>& body) {
   using Clock = std::chrono::steady_clock;

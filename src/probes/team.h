@@ -5,6 +5,9 @@
 
 namespace headrace::probes {
 
+// The calling thread. Pinning is a hint: a measurement on a thread that moves is worse, not wrong.
+void pin_to(int cpu);
+
 struct TeamTime {
   double seconds = 0;
   // CPU time of the thread with the highest. That of a CPU-bound body on an idle machine; a thread
