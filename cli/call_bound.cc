@@ -40,12 +40,17 @@ struct Products {
   double each = 1;
 };
 
-// CPU kernels compute in f32, but for those with bf16 dot products. GPU kernels multiply on tensor
-// cores, f32 as three products of tf32; the fallback uses f32 FMAs.
+// CPU kernels compute in f32, but for those with bf16 dot products; none uses AMX.
+Products products_of_cpu(std::string_view kernel) {
+  if (kernel.find("bf16") != kernel.npos) return {"avx512_bf16", "bf16"};
+  return {"", "f32"};
+}
+
+// GPU kernels multiply on tensor cores, f32 as three products of tf32; the fallback uses f32 FMAs.
 Products products_of(const headrace_problem& p, std::string_view kernel) {
   if (p.dtype == HEADRACE_F64) return {"", "f64"};
   if (kernel.starts_with("cpu"))
-    return {"", p.dtype == HEADRACE_BF16 && kernel.find("bf16") != kernel.npos ? "bf16" : "f32"};
+    return p.dtype == HEADRACE_BF16 ? products_of_cpu(kernel) : Products{"", "f32"};
   if (kernel == "cuda_simple") return {"FMA", "f32"};
   if (p.dtype == HEADRACE_F32) return {"tensor core", "tf32", 3};
   return {"tensor core", p.dtype == HEADRACE_BF16 ? "bf16" : "f16"};
@@ -107,11 +112,10 @@ double bound_seconds(const OperatorCost& cost, const DeviceInfo& device,
                      const std::vector<Ceiling>& ceilings) {
   Least least{ceilings};
   least.raise(CeilingKind::bandwidth, "DRAM", "read", cost.bytes);
-  if (device.device_type == HEADRACE_CUDA)
-    least.raise(CeilingKind::compute, "tensor core", "bf16", cost.flops);
-  else if (cost.name == "attention")
-    least.raise(CeilingKind::compute, "",
-                cost.kernel.find("bf16") != cost.kernel.npos ? "bf16" : "f32", cost.flops);
+  const bool is_gpu = device.device_type == HEADRACE_CUDA;
+  const Products products = is_gpu ? Products{"tensor core", "bf16"} : products_of_cpu(cost.kernel);
+  if (is_gpu || cost.name == "attention")
+    least.raise(CeilingKind::compute, products.resource, products.operation, cost.flops);
   return least.seconds;
 }
 

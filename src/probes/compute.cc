@@ -3,13 +3,17 @@
 // file flags: only code behind a CPU check is compiled for an instruction set.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "probes/probes.h"
 #include "probes/rounds.h"
 #include "probes/team.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -105,7 +109,59 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void avx512vnni_
           "xmm28", "xmm29", "xmm30", "xmm31");
 }
 
-// The widest f32 unit first.
+// Products of AMX tiles: 16 x 16 sums of 16 rows of 64 bytes by 64 bytes of 16 columns. Six of the
+// eight tiles hold sums: one takes 16 cycles, and its result comes 52 cycles after it began.
+constexpr int kAmxChains = 6;
+constexpr double kAmxProducts = 16 * 16 * 64;  // of bytes
+
+// A register file of its own, of eight tiles as large as they can be, while it lives.
+class AmxTiles {
+ public:
+  // Every byte of the operands is `byte`.
+  __attribute__((target("amx-tile"))) explicit AmxTiles(int byte) {
+    struct alignas(64) Shape {
+      std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      std::uint16_t row_bytes[16] = {};
+      std::uint8_t rows[16] = {};
+    } shape;
+    std::fill_n(shape.row_bytes, 8, std::uint16_t{64});
+    std::fill_n(shape.rows, 8, std::uint8_t{16});
+    alignas(64) unsigned char operand[16][64];
+    std::memset(operand, byte, sizeof operand);
+    _tile_loadconfig(&shape);
+    asm volatile(".irp n,0,1,2,3,4,5\n\ttilezero %tmm\\n\n\t.endr");
+    _tile_loadd(6, operand, 64);
+    _tile_loadd(7, operand, 64);
+  }
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
+  __attribute__((target("amx-tile"))) ~AmxTiles() { _tile_release(); }
+};
+
+// 0x3f3f is 0.75 in bf16.
+__attribute__((target("amx-tile,amx-bf16"))) void amx_bf16_work(std::int64_t steps) {
+  const AmxTiles tiles(0x3f);
+  for (std::int64_t step = 0; step < steps; ++step)
+    asm volatile(".irp n,0,1,2,3,4,5\n\ttdpbf16ps %tmm7, %tmm6, %tmm\\n\n\t.endr");
+}
+__attribute__((target("amx-tile,amx-int8"))) void amx_int8_work(std::int64_t steps) {
+  const AmxTiles tiles(0x55);
+  for (std::int64_t step = 0; step < steps; ++step)
+    asm volatile(".irp n,0,1,2,3,4,5\n\ttdpbusd %tmm7, %tmm6, %tmm\\n\n\t.endr");
+}
+
+// Tiles, bf16 and int8 (CPUID leaf 7, EDX bits 24, 22 and 25), to the whole process: Linux grants
+// their registers, state 18, on request. Not if the CPU or the kernel lacks them, or if a thread's
+// stack for signals is too small for them.
+bool may_use_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kBits = 1u << 24 | 1u << 22 | 1u << 25;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBits) == kBits &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// The widest f32 unit first, then vectors before tiles, which no kernel uses.
 std::vector<Unit> units() {
   __builtin_cpu_init();
   std::vector<Unit> all;
@@ -119,6 +175,10 @@ std::vector<Unit> units() {
     all.push_back({"avx512_bf16", "bf16", avx512bf16_work, 2. * 32 * kAvx512Chains});
   if (has_avx512 && __builtin_cpu_supports("avx512vnni"))
     all.push_back({"avx512_vnni", "int8", avx512vnni_work, 2. * 64 * kAvx512Chains});
+  if (may_use_amx()) {
+    all.push_back({"amx_bf16", "bf16", amx_bf16_work, kAmxProducts * kAmxChains});
+    all.push_back({"amx_int8", "int8", amx_int8_work, 2 * kAmxProducts * kAmxChains});
+  }
   return all;
 }
 

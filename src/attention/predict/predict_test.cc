@@ -308,8 +308,8 @@ TEST(Models, OfTheHopperForwardByHand) {
   // 8 x 16 heads x 16 tiles on 132 multiprocessors: 15.5 waves, the busiest has 16 tiles of 16.
   EXPECT_EQ(x.time.waves.num_tiles, 2048);
   EXPECT_DOUBLE_EQ(x.time.waves.busiest_work, 256);
-  EXPECT_NEAR(unit_of(x, "tensor cores"), 256. * 4 * 128 * 128 * 128 / (901e12 / 132), 1e-12);
-  EXPECT_NEAR(unit_of(x, "exponentials"), 256. * 128 * 128 / (4.18e12 / 132), 1e-12);
+  EXPECT_NEAR(unit_of(x, "tensor cores"), 256. * 4 * 128 * 128 * 128 / (911e12 / 132), 1e-12);
+  EXPECT_NEAR(unit_of(x, "exponentials"), 256. * 128 * 128 / (4.20e12 / 132), 1e-12);
   EXPECT_DOUBLE_EQ(unit_of(x, "tiles"), 16e-6);
   EXPECT_EQ(unit_of(x, "f16 maxima"), 0);
   EXPECT_EQ(x.occupancy.ctas, 1);
@@ -370,7 +370,7 @@ TEST(Models, TakeMeasuredCeilingsBeforeTheTable) {
                             sm90_schedule(cuda::sm90::fwd::kTile128), device_of("h200"));
   const Prediction x = predict(plan, slow);
   EXPECT_EQ(x.source, "measured");
-  EXPECT_NEAR(unit_of(x, "tensor cores") / unit_of(predict(plan, {}), "tensor cores"), 901, 1e-6);
+  EXPECT_NEAR(unit_of(x, "tensor cores") / unit_of(predict(plan, {}), "tensor cores"), 911, 1e-6);
   const Prediction none = predict(plan, std::span(slow).subspan(2));
   EXPECT_EQ(none.time.reason, "the ceilings of this device lack products or DRAM reads");
 }

@@ -16,7 +16,7 @@ struct KnownGpu {
   double dram;
 };
 // DRAM reads: measured on an H100; on an H200 the same share of its data sheet's 4.8 TB/s.
-constexpr KnownGpu kKnownGpus[] = {{"H100", 3.08e12}, {"H200", 4.41e12}};
+constexpr KnownGpu kKnownGpus[] = {{"H100", 3.21e12}, {"H200", 4.60e12}};
 
 // Both chips have the same multiprocessors. Measured on an H100
 // (bench/results/roofline-h100.json).
@@ -30,9 +30,9 @@ std::vector<Ceiling> ceilings_of(const KnownGpu& gpu, int num_units) {
                    .value = value};
   };
   const auto compute = CeilingKind::compute, bandwidth = CeilingKind::bandwidth;
-  return {one(compute, "tensor core", "bf16", 901e12), one(compute, "tensor core", "f16", 866e12),
-          one(compute, "tensor core", "tf32", 481e12), one(compute, "MUFU", "exp2", 4.18e12),
-          one(bandwidth, "shared", "read", 33.4e12),   one(bandwidth, "L2", "write", 3.85e12),
+  return {one(compute, "tensor core", "bf16", 911e12), one(compute, "tensor core", "f16", 877e12),
+          one(compute, "tensor core", "tf32", 480e12), one(compute, "MUFU", "exp2", 4.20e12),
+          one(bandwidth, "shared", "read", 33.4e12),   one(bandwidth, "L2", "write", 3.82e12),
           one(bandwidth, "DRAM", "read", gpu.dram)};
 }
 
