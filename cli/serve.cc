@@ -16,8 +16,9 @@ struct ServeOptions {
   ModelChoice model;
   SessionChoice session;
   server::ServerOptions server;
-  std::int64_t streams = 0;    // 0: the engine's default
-  std::int64_t num_pages = 0;  // 0: the engine's default
+  std::int64_t streams = 0;        // 0: the engine's default
+  std::int64_t num_pages = 0;      // 0: the engine's default
+  std::int64_t prompt_tokens = 0;  // 0: the engine's default
   std::string key_file;
 };
 
@@ -43,6 +44,7 @@ int run_serve(ServeOptions options) {
   wanted.max_requests = service.max_requests;
   wanted.max_num_seqs = options.streams;
   wanted.num_pages = options.num_pages;
+  wanted.max_prompt_tokens = options.prompt_tokens;
   Engine engine(model, wanted);
   server::serve(model, engine, wanted.max_tokens, options.server, [](const std::string& address) {
     print_note("ready at " + address + " (Ctrl-C ends it)");
@@ -107,6 +109,11 @@ void add_serve(CLI::App& app, Action& action) {
       ->add_option("--pages", options->num_pages,
                    "of the KV cache (default: 4 contexts; cuda: --streams, or what fits)")
       ->transform(whole_number({1, 1 << 30}))
+      ->option_text("N");
+  serve
+      ->add_option("--prompt-tokens", options->prompt_tokens,
+                   "of prompts in a step beside answers (default: few; cuda: --batch)")
+      ->transform(whole_number({1, 65536}))
       ->option_text("N");
   add_limits(*serve, *options);
   add_session_options(*serve, options->session);

@@ -107,9 +107,10 @@ headrace_status headrace_model_convert(const char* input, int64_t num_kv_heads,
 headrace_status headrace_engine_create(const headrace_model*, const headrace_engine_options* given,
                                        headrace_engine** engine) {
   const headrace_engine_options& c = *given;
-  arrived = {SHOW(max_tokens), SHOW(max_batch_tokens), SHOW(max_num_seqs),   SHOW(max_requests),
-             SHOW(page_size),  SHOW(num_pages),        SHOW(num_host_pages), SHOW(cache_dtype),
-             SHOW(k_dtype),    SHOW(v_dtype),          SHOW(no_prefix_cache)};
+  arrived = {SHOW(max_tokens),     SHOW(max_batch_tokens), SHOW(max_num_seqs),
+             SHOW(max_requests),   SHOW(page_size),        SHOW(num_pages),
+             SHOW(num_host_pages), SHOW(cache_dtype),      SHOW(k_dtype),
+             SHOW(v_dtype),        SHOW(no_prefix_cache),  SHOW(max_prompt_tokens)};
   *engine = nullptr;
   return HEADRACE_OK;
 }
@@ -340,6 +341,7 @@ TEST(CppOptions, OfEngines) {
        CHANGE(T, page_size, 6),
        CHANGE(T, num_pages, 7),
        CHANGE(T, num_host_pages, 8),
+       CHANGE(T, max_prompt_tokens, 9),
        CHANGE(T, cache_dtype, DType::bf16),
        {"no_prefix_cache", [](T& o) { o.has_prefix_cache = false; }, "1"},
        CHANGE(T, k_dtype, DType::i8),

@@ -408,6 +408,7 @@ TEST(OlderStructs, OfEngineOptions) {
   full.num_host_pages = 3;
   full.cache_dtype = HEADRACE_F32;
   full.no_prefix_cache = 1;
+  full.max_prompt_tokens = 200;
   const auto outcome = [&model](const headrace_engine_options& options) {
     headrace_engine* engine = nullptr;
     if (headrace_engine_create(model.get(), &options, &engine) != HEADRACE_OK)

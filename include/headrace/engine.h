@@ -44,6 +44,9 @@ typedef struct headrace_engine_options {
   int32_t no_prefix_cache; /**< 1: do not reuse the keys and values of equal prompts */
   int32_t k_dtype; /**< headrace_dtype of stored keys, as in headrace_session_options; default -1 */
   int32_t v_dtype; /**< the same of stored values */
+  /** Tokens of prompts in a step in which answers grow, which wait for them. 0: on a CPU as few as
+   * the bits of prompts allow, 129 or less; on a GPU max_batch_tokens. */
+  int64_t max_prompt_tokens;
 } headrace_engine_options;
 
 /** headrace_engine_options_init() for bindings that cannot use this header: struct_size is the

@@ -35,6 +35,7 @@ struct EngineOptions {
   bool has_prefix_cache = true;       ///< reuse the keys and values of equal prompts
   std::optional<DType> k_dtype{};     ///< of stored keys: codes; empty: cache_dtype
   std::optional<DType> v_dtype{};     ///< the same of stored values
+  std::int64_t max_prompt_tokens = 0;  ///< in a step in which answers grow; 0: on a CPU few
 };
 
 /// A prompt and what is wanted after it.
@@ -87,6 +88,7 @@ class Engine {
     c.no_prefix_cache = !options.has_prefix_cache;
     if (options.k_dtype) c.k_dtype = static_cast<std::int32_t>(*options.k_dtype);
     if (options.v_dtype) c.v_dtype = static_cast<std::int32_t>(*options.v_dtype);
+    c.max_prompt_tokens = options.max_prompt_tokens;
     headrace_engine* engine = nullptr;
     check(headrace_engine_create(model.get(), &c, &engine));
     engine_.reset(engine);

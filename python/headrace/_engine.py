@@ -51,6 +51,7 @@ class Engine:
         llm: LLM,
         *,
         max_batch_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
         max_num_seqs: int | None = None,
         max_requests: int = 1024,
         page_size: int = 16,
@@ -64,6 +65,7 @@ class Engine:
         Args:
             llm: the model.
             max_batch_tokens: most tokens of a step; None: by the device.
+            max_prompt_tokens: most tokens of prompts in a step in which answers grow; None: by the device.
             max_num_seqs: most sequences that are computed at once; None: by the device.
             max_requests: most requests that have not ended or were not polled.
             page_size: tokens per page of the KV cache; changes no bit.
@@ -86,6 +88,7 @@ class Engine:
             raise ValueError(f"max_context={max_context}: must be 1 to {llm.max_context}, as llm has; or pass None")
         numbers = {
             "max_batch_tokens": max_batch_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
             "max_num_seqs": max_num_seqs,
             "max_requests": max_requests,
             "page_size": page_size,

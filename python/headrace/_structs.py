@@ -378,6 +378,7 @@ class EngineOptions(ctypes.Structure):
         *_fields(ctypes.c_int64, "max_tokens max_batch_tokens max_num_seqs max_requests"),
         *_fields(ctypes.c_int64, "page_size num_pages num_host_pages"),
         *_fields(ctypes.c_int32, "cache_dtype no_prefix_cache k_dtype v_dtype"),
+        ("max_prompt_tokens", ctypes.c_int64),
     ]
 
 

@@ -62,6 +62,7 @@ Result<engine::EngineOptions> engine_options(const headrace_engine_options* thei
   options.v_dtype = v_dtype.value();
   options.max_tokens = c.max_tokens;
   options.max_batch_tokens = c.max_batch_tokens;
+  options.max_prompt_tokens = c.max_prompt_tokens;
   options.max_num_seqs = c.max_num_seqs;
   options.max_requests = c.max_requests;
   options.cache_dtype = dtype.value();

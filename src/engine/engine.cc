@@ -21,6 +21,10 @@ Status check_range(const char* name, std::int64_t value, std::int64_t low, std::
   return invalid_argument("{}={}: must be {} to {}; {}", name, value, low, high, remedy);
 }
 
+std::int64_t min_chunk(const model::Config& config) {
+  return kMaxShortRows / (config.num_heads / config.num_kv_heads) + 1;
+}
+
 // With the defaults that depend on the model.
 Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
   const model::Config& config = model.decoder->config;
@@ -38,6 +42,9 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
     return std::move(*bad);
   if (Status bad = Scheduler::check_num_seqs(o.max_num_seqs, o.max_batch_tokens))
     return std::move(*bad);
+  // A CPU computes a prompt no faster in one step than in several, which tokens wait for.
+  if (o.max_prompt_tokens == 0)
+    o.max_prompt_tokens = is_on_gpu(model) ? o.max_batch_tokens : 2 * min_chunk(config) - 1;
   if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
                                "pass the number of requests that may wait and run"))
     return std::move(*bad);
@@ -49,11 +56,11 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
 
 SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o,
                                    Stream stream) {
-  const std::int64_t group = config.num_heads / config.num_kv_heads;
   return {.max_batch_tokens = o.max_batch_tokens,
+          .max_prompt_tokens = o.max_prompt_tokens,
           .max_num_seqs = o.max_num_seqs,
           .max_length = o.max_tokens,
-          .min_chunk = kMaxShortRows / group + 1,
+          .min_chunk = min_chunk(config),
           .watermark_pages = o.num_pages / 100,
           .stream = stream};
 }

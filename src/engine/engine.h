@@ -33,8 +33,10 @@ namespace headrace::engine {
 struct EngineOptions {
   std::int64_t max_tokens = 0;        // context of a sequence; 0: the model's
   std::int64_t max_batch_tokens = 0;  // of a step; 0: by the device
-  std::int64_t max_num_seqs = 0;      // running sequences; 0: by the device
-  std::int64_t max_requests = 1024;   // that have not ended, or whose outputs were not polled
+  // Of a step in which sequences decode; 0: by the device.
+  std::int64_t max_prompt_tokens = 0;
+  std::int64_t max_num_seqs = 0;     // running sequences; 0: by the device
+  std::int64_t max_requests = 1024;  // that have not ended, or whose outputs were not polled
   DType cache_dtype = DType::f16;
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t page_size = 16;

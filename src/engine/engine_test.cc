@@ -412,6 +412,7 @@ TEST_P(RandomRequests, EndOnce) {
 INSTANTIATE_TEST_SUITE_P(
     Caches, RandomRequests,
     ::testing::Values(EngineOptions{}, EngineOptions{.max_batch_tokens = 70},
+                      EngineOptions{.max_prompt_tokens = 90},
                       EngineOptions{.k_dtype = DType::i8, .v_dtype = DType::i8},
                       EngineOptions{.max_batch_tokens = 70, .k_dtype = DType::i8},
                       EngineOptions{.max_batch_tokens = 70,

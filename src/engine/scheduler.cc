@@ -33,6 +33,9 @@ Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
         "max_batch_tokens={}: must be at least {}: a token of each of max_num_seqs={} sequences "
         "and a chunk of a prompt; pass more, or a smaller max_num_seqs",
         o.max_batch_tokens, least, o.max_num_seqs);
+  if (o.max_prompt_tokens != 0)
+    HEADRACE_TRY(check_at_least("max_prompt_tokens", o.max_prompt_tokens, 2 * o.min_chunk - 1,
+                                "pass more, so that every prompt advances, or 0"));
   const std::int64_t num_pages = ceil_div(o.max_length, cache.page_size);
   if (num_pages > cache.num_pages)
     return invalid_argument(
@@ -160,10 +163,12 @@ Status Scheduler::schedule() {
   promote_overdue();
   HEADRACE_TRY(preempt_split_gangs());
   HEADRACE_TRY(schedule_decodes());
+  if (options_.max_prompt_tokens > 0 && !chunks_.empty())
+    budget_ = std::min(budget_, options_.max_prompt_tokens);
   HEADRACE_TRY(schedule_prefills());
   HEADRACE_TRY(admit());
   if (!chunks_.empty()) ++step_;
-  num_scheduled_tokens_ += options_.max_batch_tokens - budget_;
+  for (const Chunk& chunk : chunks_) num_scheduled_tokens_ += std::ssize(chunk.tokens);
   return std::nullopt;
 }
 

@@ -2,7 +2,8 @@
 // model.
 //
 // A step takes up to max_batch_tokens tokens: one of every sequence that decodes, then chunks of
-// prompts, then new sequences, as long as pages are free. Order: priority, then arrival; after
+// prompts, then new sequences, as long as pages are free. Beside sequences that decode, prompts
+// have up to max_prompt_tokens, as those wait for the step. Order: priority, then arrival; after
 // max_age_steps steps a sequence ranks before all younger ones, so that none starves. If a sequence
 // needs a page and none is free, the last one in this order is preempted: its pages move to the
 // host if the cache has host pages, else it is computed anew later.
@@ -36,10 +37,11 @@ namespace headrace::engine {
 
 struct SchedulerOptions {
   std::int64_t max_batch_tokens = 512;
-  std::int64_t max_num_seqs = 32;    // running sequences
-  std::int64_t max_length = 0;       // tokens of a sequence; its pages must fit the cache
-  std::int64_t min_chunk = 1;        // tokens of a prompt
-  std::int64_t watermark_pages = 0;  // stay free when a sequence is admitted beside others
+  std::int64_t max_prompt_tokens = 0;  // in a step with decodes; 0: those that are left
+  std::int64_t max_num_seqs = 32;      // running sequences
+  std::int64_t max_length = 0;         // tokens of a sequence; its pages must fit the cache
+  std::int64_t min_chunk = 1;          // tokens of a prompt
+  std::int64_t watermark_pages = 0;    // stay free when a sequence is admitted beside others
   std::int64_t max_age_steps = 4096;
   Stream stream = nullptr;  // of the steps, for copies of pages
 };

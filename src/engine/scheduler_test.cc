@@ -29,11 +29,12 @@ std::int64_t num_steps() {
 struct Setting {
   std::int64_t page_size, num_pages, num_host_pages, min_chunk, max_batch_tokens, watermark_pages;
   bool has_prefix_cache;
+  std::int64_t max_prompt_tokens = 0;
 };
 
 void PrintTo(const Setting& s, std::ostream* out) {
   *out << s.page_size << "x" << s.num_pages << "+" << s.num_host_pages << ", chunks from "
-       << s.min_chunk << ", budget " << s.max_batch_tokens;
+       << s.min_chunk << ", budget " << s.max_batch_tokens << ", prompts " << s.max_prompt_tokens;
 }
 
 struct Caches {
@@ -121,6 +122,7 @@ class RandomSchedules : public ::testing::TestWithParam<Setting> {
   TokenRows rows_{caches_.cache};
   Scheduler scheduler_ =
       std::move(Scheduler::make(caches_.cache, {.max_batch_tokens = GetParam().max_batch_tokens,
+                                                .max_prompt_tokens = GetParam().max_prompt_tokens,
                                                 .max_num_seqs = kMaxSeqs,
                                                 .max_length = kMaxLength,
                                                 .min_chunk = GetParam().min_chunk,
@@ -129,22 +131,31 @@ class RandomSchedules : public ::testing::TestWithParam<Setting> {
                     .value());
   Random random_{20261124};
   std::map<std::int64_t, Naive> live_;
-  std::int64_t step_ = 0, num_finished_ = 0;
+  std::int64_t step_ = 0, num_finished_ = 0, num_limited_ = 0;
   std::int64_t num_scheduled_tokens_ = 0, num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
 };
 
 void RandomSchedules::step() {
+  std::set<std::int64_t> running;
+  for (const auto& [id, naive] : live_)
+    if (scheduler_.state(id) == SequenceState::running) running.insert(id);
   ASSERT_FALSE(scheduler_.schedule());
   const std::vector<Chunk> copy(scheduler_.chunks().begin(), scheduler_.chunks().end());
   ASSERT_FALSE(copy.empty()) << "there is work";
   ++step_;
   std::set<std::int64_t> seen;
   std::int64_t num_tokens = 0;
+  bool has_decode = false;
   for (const Chunk& chunk : copy) {
     check_chunk(chunk, seen);
     num_tokens += std::ssize(chunk.tokens);
+    if (chunk.tokens.size() == 1 && running.contains(chunk.id)) has_decode = true;
   }
   EXPECT_LE(num_tokens, GetParam().max_batch_tokens);
+  if (has_decode && GetParam().max_prompt_tokens > 0) {
+    EXPECT_LE(num_tokens, GetParam().max_prompt_tokens + kMaxSeqs);
+    ++num_limited_;
+  }
   num_scheduled_tokens_ += num_tokens;
   check_order();
   std::vector<std::int64_t> complete;
@@ -250,6 +261,7 @@ TEST_P(RandomSchedules, KeepTheirPromises) {
   for (std::int64_t i = 0; i < num_steps() && !HasFailure(); ++i) operate();
   while (!live_.empty() && !HasFailure()) step();
   EXPECT_GT(num_finished_, num_steps() / 100);
+  EXPECT_EQ(num_limited_ > 0, GetParam().max_prompt_tokens > 0);
   EXPECT_TRUE(scheduler_.is_idle());
   EXPECT_EQ(cache().allocator().num_free(), GetParam().num_pages);
   EXPECT_EQ(cache().host_allocator().num_free(), GetParam().num_host_pages);
@@ -264,7 +276,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Setting{1, 60, 0, 1, 8, 0, true}, Setting{2, 28, 0, 3, 9, 1, true},
                       Setting{4, 12, 0, 5, 16, 2, true}, Setting{4, 13, 20, 7, 64, 0, true},
                       Setting{3, 16, 0, 12, 80, 3, true}, Setting{7, 7, 0, 4, 12, 0, false},
-                      Setting{64, 3, 4, 6, 17, 0, false}));
+                      Setting{64, 3, 4, 6, 17, 0, false}, Setting{4, 30, 0, 4, 64, 0, true, 7},
+                      Setting{4, 13, 20, 7, 64, 0, true, 15}));
 
 // ---- the order of a few sequences ----
 
@@ -442,6 +455,13 @@ TEST(SchedulerOptions, AreChecked) {
   EXPECT_EQ(message([](auto& o) { o.min_chunk = 5; }),
             "max_batch_tokens=8: must be at least 10: a token of each of max_num_seqs=2 sequences "
             "and a chunk of a prompt; pass more, or a smaller max_num_seqs");
+  EXPECT_EQ(message([](auto& o) { o.max_prompt_tokens = 1; }), "");
+  EXPECT_EQ(message([](auto& o) {
+              o.min_chunk = 3;
+              o.max_prompt_tokens = 4;
+            }),
+            "max_prompt_tokens=4: must be at least 5; pass more, so that every prompt advances, or "
+            "0");
   EXPECT_EQ(message([](auto& o) { o.max_length = 33; }),
             "num_pages=8: must be at least 9, the pages of a sequence of 33 tokens; pass more "
             "pages or a smaller context");

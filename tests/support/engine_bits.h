@@ -337,9 +337,18 @@ TEST_P(Bits, DoNotDependOnChunks) {
   EXPECT_EQ(num_unfinished_chunks > 0, config.num_heads > config.num_kv_heads);
 }
 
+TEST_P(Bits, DoNotDependOnPromptsBesideDecodes) {
+  const model::Config& config = model_->decoder->config;
+  const std::int64_t least = 2 * (64 / (config.num_heads / config.num_kv_heads) + 1) - 1;
+  for (const std::int64_t prompt_tokens : {least, least + 7, std::int64_t{300}})
+    expect_all({.max_prompt_tokens = prompt_tokens, .max_num_seqs = 6, .num_pages = 400}, 1,
+               "prompts beside decodes");
+}
+
 TEST_P(Bits, DoNotDependOnPreemption) {
   for (const std::int64_t num_host_pages : {0, 20}) {
-    expect_all({.max_num_seqs = 20,
+    expect_all({.max_prompt_tokens = 4096,  // prompts join at once, so that pages are missing soon
+                .max_num_seqs = 20,
                 .page_size = 8,
                 .num_pages = 20,
                 .num_host_pages = num_host_pages,
