@@ -55,6 +55,7 @@ UNITS = {
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_sparq": ["sparq/scores", "sparq/attend", "sparq/append"],
     "cuda_gemm": ["gemm/stream", "gemm/tiles_bf16", "gemm/tiles_f16", "gemm/wide_bf16", "gemm/wide_f16"],
+    "cuda_append_attention": ["gemm/stream", "sm90/decode/hd64", "sm90/decode/hd128"],
     "cuda_executor": [],  # of the host: all that a mutant changes
     "cuda_engines": [],  # the same
     "cuda_sampler": ["sampling/logit_passes"],

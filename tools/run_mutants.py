@@ -140,6 +140,9 @@ ON_CUDA = {
     "cuda_pages": (gtest("CUDA pages", "tests/cuda/headrace_cuda_capi_tests", "CudaPageIndptr.*"),),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
     "cuda_sparq": (gtest("CUDA SparQ", "tests/cuda/headrace_cuda_tests", "CudaSparq*"),),
+    "cuda_append_attention": (
+        gtest("attention beside an append", "tests/cuda/headrace_cuda_tests", "*BesideAnAppend*:*GemmOnGpu*"),
+    ),
     "cuda_gemm": (gtest("CUDA products", "tests/cuda/headrace_cuda_tests", "*GemmOnGpu*"),),
     "cuda_executor": (gtest("CUDA decoder", "tests/cuda/headrace_cuda_tests", "*DecoderOnGpu*"),),
     "cuda_sampler": (gtest("CUDA sampler", "tests/cuda/headrace_cuda_tests", "*DeviceSampler*"),),

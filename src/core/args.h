@@ -83,6 +83,10 @@ struct AttentionArgs {
   LseOperand lse;
   Ragged ragged;
   PagedKeys paged;
+  // On a GPU: the kernel before the call on the stream appends keys that are among the last total_q
+  // of every sequence, and lets the call begin when all work before itself is complete, so that
+  // older keys, lengths and tables may be read beside it. Ragged calls alone.
+  bool follows_append = false;
   ScoreOperand bias, mask;              // data may be null
   const float* alibi_slopes = nullptr;  // may be null
   std::int64_t alibi_stride_batch = 0, alibi_stride_head = 0;

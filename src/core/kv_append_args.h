@@ -69,7 +69,8 @@ struct KvAppendArgs {
   RecentRows recent;
   const std::int64_t* slot_mapping = nullptr;  // [num_tokens]; negative: not stored
   std::int64_t slot_stride = 0;
-  const std::int32_t* positions = nullptr;  // [num_tokens]; null without rotation
+  // [num_tokens]; null without rotation, and on a GPU where token i has row i of the tables.
+  const std::int32_t* positions = nullptr;
   std::int64_t position_stride = 0;
   NormWeight q_norm, k_norm;
   float norm_eps = 0;

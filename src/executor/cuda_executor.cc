@@ -79,12 +79,15 @@ class CudaExecutor final : public Executor {
     step_.operators.push_back(std::move(op));
     return std::nullopt;
   }
+  KvAppendArgs args_of(const cuda_step::Append& call) const;
   Status enqueue(const cuda_step::Angles& call);
   Status enqueue(const cuda_step::Embed& call);
   Status enqueue(const cuda_step::Gather& call);
   Status enqueue(const cuda_step::Norm& call);
   Status enqueue(const cuda_step::Multiply& call);
-  Status enqueue(const cuda_step::Append& call);
+  Status enqueue(const cuda_step::Append& call) {
+    return cuda::kv_append(args_of(call), id_, stream_.get());
+  }
   Status enqueue(const cuda_step::Attend& call);
   Status enqueue(const cuda_step::Activate& call);
   Status enqueue_all();
@@ -102,7 +105,6 @@ class CudaExecutor final : public Executor {
   // The arrays of a batch, one after the other.
   Buffer staging_;  // page-locked memory of the host
   Buffer arrays_;
-  std::vector<std::int32_t> token_indices_;  // 0, 1, ...: positions in angles_
   std::vector<std::int32_t> decode_starts_;  // cu_seqlens_q of the decodes, from 0
   Buffer angles_;                            // float [2, num_tokens, num_pairs()]: cosines, sines
 
@@ -124,7 +126,7 @@ class CudaExecutor final : public Executor {
   struct Arrays {                       // of the batch, in device memory
     const std::int64_t* slot_mapping;
     const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows,
-        *token_indices, *recent_table, *decode_starts;
+        *recent_table, *decode_starts;
     const std::int64_t* recent_slots;
   } on_device_{};
 
@@ -233,18 +235,15 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
 
 // All arrays in one copy; rows of the block table with max_pages entries each.
 Status CudaExecutor::upload_batch(std::int64_t max_pages) {
-  for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
-    token_indices_.push_back(static_cast<std::int32_t>(i));
-  token_indices_.resize(batch_->tokens.size());
   const auto starts = batch_->cu_seqlens_q.subspan(static_cast<std::size_t>(num_prefills_));
   decode_starts_.clear();
   for (const std::int32_t start : starts) decode_starts_.push_back(start - starts[0]);
   const std::span<const std::byte> arrays[] = {
-      std::as_bytes(batch_->slot_mapping),      std::as_bytes(batch_->tokens),
-      std::as_bytes(batch_->positions),         std::as_bytes(batch_->cu_seqlens_q),
-      std::as_bytes(batch_->seqused_k),         std::as_bytes(batch_->logits_rows),
-      std::as_bytes(std::span(token_indices_)), std::as_bytes(batch_->recent_slots),
-      std::as_bytes(batch_->recent_table),      std::as_bytes(std::span(decode_starts_))};
+      std::as_bytes(batch_->slot_mapping),     std::as_bytes(batch_->tokens),
+      std::as_bytes(batch_->positions),        std::as_bytes(batch_->cu_seqlens_q),
+      std::as_bytes(batch_->seqused_k),        std::as_bytes(batch_->logits_rows),
+      std::as_bytes(batch_->recent_slots),     std::as_bytes(batch_->recent_table),
+      std::as_bytes(std::span(decode_starts_))};
   constexpr std::size_t kCount = std::size(arrays);  // and the block table behind them
   std::size_t offsets[kCount + 1] = {};
   for (std::size_t i = 0; i < kCount; ++i)
@@ -277,10 +276,9 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
                 .seqused_k = ints(4),
                 .block_table = ints(kCount),
                 .logits_rows = ints(5),
-                .token_indices = ints(6),
-                .recent_table = ints(8),
-                .decode_starts = ints(9),
-                .recent_slots = reinterpret_cast<const std::int64_t*>(arrays_.data() + offsets[7])};
+                .recent_table = ints(7),
+                .decode_starts = ints(8),
+                .recent_slots = reinterpret_cast<const std::int64_t*>(arrays_.data() + offsets[6])};
   const ByteCopy copy{.from = staging_.data(), .to = arrays_.data(), .bytes = bytes};
   HEADRACE_TRY(device_.copy({&copy, 1}, stream_.get()));
   return cuda::record(copied_, stream_.get());
@@ -323,12 +321,20 @@ Status CudaExecutor::linear(const Linear& call) {
   return record(product);
 }
 
+// Part of the product that it follows, whose result is then not written, where that can append.
 Status CudaExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
-  return record(cuda_step::Append{.qkv = qkv, .layer = layer, .q = q});
+  const cuda_step::Append append{.qkv = qkv, .layer = layer, .q = q};
+  auto* product = std::get_if<cuda_step::Multiply>(&step_.operators.back());
+  if (product == nullptr || product->out != qkv || product->num_matrices != 3 ||
+      product->adds_to_out || uses_cublaslt(*product) ||
+      !has_append(device_.info(), qkv.num_rows, kv_.shape, 2 * num_pairs()))
+    return record(append);
+  product->append = append;
+  return std::nullopt;
 }
 
 Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
-  return record(cuda_step::Attend{.q = q, .layer = layer, .out = out});
+  return record(cuda_step::Attend{q, layer, out, cuda_step::ends_with_append(step_)});
 }
 
 // Part of the product that it follows, whose result is then not written, if that is our own.
@@ -404,6 +410,7 @@ Status CudaExecutor::enqueue(const cuda_step::Norm& call) {
 }
 
 Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
+  const KvAppendArgs append = call.append ? args_of(*call.append) : KvAppendArgs{};
   const cuda::Product product{.dtype = kDType,
                               .matrices = {call.matrices.data(), call.num_matrices},
                               .columns = call.x.width,
@@ -416,31 +423,30 @@ Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
                               .out_stride = call.out.width,
                               .adds_to_out = call.adds_to_out,
                               .has_swiglu = call.has_swiglu,
-                              .norm = call.norm};
+                              .norm = call.norm,
+                              .append = call.append ? &append : nullptr};
   if (uses_cublaslt(call)) return cuda::multiply_by_cublaslt(*cublaslt_, product, stream_.get());
   return cuda::multiply(product, device_.info(), stream_.get());
 }
 
-Status CudaExecutor::enqueue(const cuda_step::Append& call) {
+KvAppendArgs CudaExecutor::args_of(const cuda_step::Append& call) const {
   const auto& [qkv, layer, q] = call;
   KvAppendArgs append = append_args(kv_, *spec_, layer, qkv, q);
   append.slot_mapping = on_device_.slot_mapping;
   append.slot_stride = 1;
   if (kv_.shape.has_codes()) append.recent.slots = on_device_.recent_slots;
-  append.positions = on_device_.token_indices;
-  append.position_stride = 1;
   append.rot_dim = 2 * num_pairs();
   append.tables = {.cos = angles_.data(),
                    .sin = angles_.as<float>() + qkv.num_rows * num_pairs(),
                    .cos_stride = num_pairs(),
                    .sin_stride = num_pairs(),
                    .max_positions = qkv.num_rows};
-  return cuda::kv_append(append, id_, stream_.get());
+  return append;
 }
 
 Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
   const KvShape& shape = kv_.shape;
-  const auto& [q, layer, out] = call;
+  const auto& [q, layer, out, follows_append] = call;
   void* attn_out = shape.dtype == kDType ? out.data : attn_out_.data();
   for (const Attention& attend : attends_) {
     if (attend.size.num_seqs == 0) continue;
@@ -458,6 +464,7 @@ Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
                   .seqused_stride = 1};
     args.recent.table = on_device_.recent_table + attend.first_seq * batch_->max_recent();
     args.recent.stride_table = batch_->max_recent();
+    args.follows_append = follows_append && num_prefills_ == 0;
     HEADRACE_TRY(run(attend.plan, args,
                      {workspace_.data() + attend.workspace, attend.plan.schedule.workspace_bytes},
                      stream_.get()));

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -31,6 +32,12 @@ struct Norm {
   Rows out;
   bool operator==(const Norm&) const = default;
 };
+struct Append {
+  Rows qkv;
+  std::int64_t layer;
+  Rows q;
+  bool operator==(const Append&) const = default;
+};
 struct Multiply {
   std::array<cuda::Matrix, cuda::kMaxStackedMatrices> matrices;
   std::size_t num_matrices;
@@ -39,22 +46,18 @@ struct Multiply {
   bool adds_to_out;
   bool has_swiglu = false;
   cuda::InputNorm norm = {};
+  std::optional<Append> append = {};  // in place of out
   bool operator==(const Multiply&) const = default;
 };
 // The angles of the step's tokens, for all layers.
 struct Angles {
   bool operator==(const Angles&) const = default;
 };
-struct Append {
-  Rows qkv;
-  std::int64_t layer;
-  Rows q;
-  bool operator==(const Append&) const = default;
-};
 struct Attend {
   Rows q;
   std::int64_t layer;
   Rows out;
+  bool follows_append;  // of a product
   bool operator==(const Attend&) const = default;
 };
 struct Activate {
@@ -85,6 +88,12 @@ struct Step {
   Shape shape{};
   std::vector<Operator> operators;
 };
+
+// Whether the last operator is a product that appends.
+inline bool ends_with_append(const Step& step) {
+  const auto* product = std::get_if<Multiply>(&step.operators.back());
+  return product != nullptr && product->append.has_value();
+}
 
 // The longest sequence that the graph of a step with one of this length serves: at most an eighth
 // longer, or 255 tokens, so that a sequence that doubles its length needs up to eight graphs.

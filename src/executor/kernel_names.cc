@@ -27,6 +27,13 @@ bool has_norm(const DeviceInfo& device, std::int64_t num_tokens, std::int64_t co
   return device.device_type == HEADRACE_CUDA && cuda::takes_norm(device.sm, num_tokens, columns);
 }
 
+bool has_append(const DeviceInfo& device, std::int64_t num_tokens, const KvShape& kv,
+                std::int64_t rot_dim) {
+  constexpr DType kDType = DType::bf16;  // of products on a GPU
+  return device.device_type == HEADRACE_CUDA && kv.dtype == kDType && !kv.has_codes() &&
+         cuda::takes_append(device.sm, num_tokens, kv.head_dim, kv.head_dim_v, rot_dim);
+}
+
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name) {
   if (device.device_type == HEADRACE_CUDA) return format_text("cuda_{}", name);
   return format_text("cpu_{}_{}", cpu::elementwise_ops(device).name, name);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/device.h"
+#include "kv_cache/kv_view.h"
 #include "weights/weight.h"
 
 namespace headrace {
@@ -23,6 +24,11 @@ bool has_swiglu(const DeviceInfo& device, MatmulMode mode, std::int64_t num_toke
 
 // Whether that product, of `columns` columns, normalises its input too.
 bool has_norm(const DeviceInfo& device, std::int64_t num_tokens, std::int64_t columns);
+
+// Whether our own product of Q, K and V appends them to a cache too. rot_dim: elements of a head
+// that RoPE rotates.
+bool has_append(const DeviceInfo& device, std::int64_t num_tokens, const KvShape& kv,
+                std::int64_t rot_dim);
 
 // Of an operator on rows: "rms_norm".
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name);

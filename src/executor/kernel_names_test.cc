@@ -46,6 +46,25 @@ TEST(KernelNames, ProductsOfFewTokensOnHopperHaveANorm) {
   EXPECT_FALSE(has("cpu", 1, 576));
 }
 
+// Of a cache in the format of products, whose heads rotate as a whole.
+TEST(KernelNames, ProductsOfFewTokensOnHopperAppend) {
+  const KvShape good{1, 2, 128, 128, DType::bf16};
+  const auto has = [](const char* text, std::int64_t num_tokens, const KvShape& kv,
+                      std::int64_t rot_dim) {
+    return has_append(device(text), num_tokens, kv, rot_dim);
+  };
+  EXPECT_TRUE(has("sm90:132", 1, good, 128));
+  EXPECT_TRUE(has("sm90:132", 16, good, 128));
+  EXPECT_FALSE(has("sm90:132", 17, good, 128));
+  EXPECT_FALSE(has("sm90:132", 1, good, 64));
+  EXPECT_FALSE(has("sm80:108", 1, good, 128));
+  EXPECT_FALSE(has("cpu", 1, good, 128));
+  EXPECT_FALSE(has("sm90:132", 1, {1, 2, 128, 128, DType::f16}, 128));
+  EXPECT_FALSE(has("sm90:132", 1, {1, 2, 128, 128, DType::bf16, DType::i8}, 128));
+  EXPECT_FALSE(has("sm90:132", 1, {1, 2, 128, 64, DType::bf16}, 128));
+  EXPECT_FALSE(has("sm90:132", 1, {1, 2, 72, 72, DType::bf16}, 72));
+}
+
 TEST(KernelNames, OfACpuHaveItsInstructionSet) {
   const auto product = [](const char* text, WeightType type, MatmulMode mode = MatmulMode::normal) {
     return product_kernel(device(text), mode, type, 1, false);

@@ -11,6 +11,7 @@ namespace headrace::model {
 namespace {
 
 constexpr std::string_view kGateUpSwiglu = "linear gate_up, swiglu";
+constexpr std::string_view kQkvAppend = "linear qkv, rope_append";
 
 double bytes_of_rows(const Rows& rows) {
   return static_cast<double>(bytes_of(rows.num_rows, rows.width, rows.dtype));
@@ -58,6 +59,11 @@ template <class Cost, class Run>
 Status OperatorRecorder::pass(std::string_view name, Cost cost, Run run) {
   if (is_listed_) add(name, cost());
   return executor_ != nullptr && name != skipped_ ? run(*executor_) : std::nullopt;
+}
+
+template <class Run>
+Status OperatorRecorder::pass_with(std::string_view product, Run run) {
+  return executor_ != nullptr && skipped_ != product ? run(*executor_) : std::nullopt;
 }
 
 void OperatorRecorder::add(std::string_view name, OperatorCost call) {
@@ -110,10 +116,13 @@ Status OperatorRecorder::rms_norm(const Rows& x, const Buffer& weight, float eps
       [&](Executor& executor) { return executor.rms_norm(x, weight, eps, out); });
 }
 
-// A product of gate and up that computes SwiGLU too writes that result alone.
+// A product of gate and up that computes SwiGLU too writes that result alone; one that appends
+// writes as many bytes as without.
 Status OperatorRecorder::linear(const Linear& call) {
   const bool has_bias = call.bias != nullptr;
   has_swiglu_ = call.weights.size() == 2 && has_swiglu(info_, mode(), call.x.num_rows, has_bias);
+  has_append_ = call.weights.size() == 3 && !is_by_cublaslt(mode(), call.x.num_rows, has_bias) &&
+                has_append(info_, call.x.num_rows, kv_.shape, decoder_.config.rope_dim);
   const auto cost = [&] {
     OperatorCost c{
         .kernel = product_kernel(info_, mode(), call.weights[0].format, call.x.num_rows, has_bias),
@@ -128,7 +137,7 @@ Status OperatorRecorder::linear(const Linear& call) {
 }
 
 std::string_view OperatorRecorder::name_of(const Linear& call) const {
-  if (call.weights.size() == 3) return "linear qkv";
+  if (call.weights.size() == 3) return has_append_ ? kQkvAppend : "linear qkv";
   if (call.weights.size() == 2) return has_swiglu_ ? kGateUpSwiglu : "linear gate_up";
   if (call.weights.data() == &decoder_.output_matrix()) return "linear logits";
   return call.x.width == decoder_.config.ffn_size ? "linear down" : "linear attn_output";
@@ -144,12 +153,12 @@ Status OperatorRecorder::swiglu(const Rows& gate_up, const Rows& out) {
                               .bytes = bytes_of_rows(gate_up) + bytes_of_rows(out)};
         },
         run);
-  // Counted with the product before it.
-  const bool is_run = executor_ != nullptr && skipped_ != kGateUpSwiglu;
-  return is_run ? run(*executor_) : std::nullopt;
+  return pass_with(kGateUpSwiglu, run);
 }
 
 Status OperatorRecorder::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
+  const auto run = [&](Executor& executor) { return executor.rope_append(qkv, layer, q); };
+  if (has_append_) return pass_with(kQkvAppend, run);
   const std::int64_t num_recent = kv_.shape.has_codes() ? qkv.num_rows : 0;
   return pass(
       "rope_append",
@@ -158,7 +167,7 @@ Status OperatorRecorder::rope_append(const Rows& qkv, std::int64_t layer, const 
                             .bytes = bytes_of_rows(qkv) + bytes_of_rows(q) +
                                      stored_bytes(qkv.num_rows) + whole_bytes(num_recent)};
       },
-      [&](Executor& executor) { return executor.rope_append(qkv, layer, q); });
+      run);
 }
 
 // A query sees the keys up to its own position, at most `window` of them.

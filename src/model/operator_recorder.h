@@ -62,6 +62,9 @@ class OperatorRecorder final : public Executor {
   // Lists a call, and runs it.
   template <class Cost, class Run>
   Status pass(std::string_view name, Cost cost, Run run);
+  // Runs a call that is listed with the product before it.
+  template <class Run>
+  Status pass_with(std::string_view product, Run run);
 
   const Decoder& decoder_;
   const DeviceInfo info_;
@@ -75,6 +78,7 @@ class OperatorRecorder final : public Executor {
   KvView kv_{};
   Plan plan_;
   bool has_swiglu_ = false;  // the last product of gate and up
+  bool has_append_ = false;  // the last of Q, K and V
 };
 
 }  // namespace headrace::model

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 
 #include "model/random_model.h"
 #include "model/small_shape.h"
@@ -49,6 +50,27 @@ TEST(StepCost, CountsADecodeStep) {
   EXPECT_EQ(costs.size(), 11u);
   for (const auto& [name, cost] : costs) EXPECT_EQ(cost.kernel.find("cpu_"), 0u) << name;
   EXPECT_EQ(costs["linear qkv"].kernel, costs["linear logits"].kernel);
+}
+
+// Where the product of Q, K and V appends, it is listed with that, as its bytes are equal.
+TEST(StepCost, AProductThatAppendsIsOneOperator) {
+  const ModelFile file =
+      std::move(make_random_model(small_shape(), WeightType::bf16, 0).value().file);
+  const auto names = [&](const char* device, std::int64_t num_seqs, DType cache_dtype) {
+    std::set<std::string> all;
+    const StepShape step{.num_seqs = num_seqs, .seqlen_k = 40, .cache_dtype = cache_dtype};
+    const auto costs = step_cost(file, step, device_from_text(device).value());
+    for (const OperatorCost& cost : costs.value()) all.insert(cost.name);
+    return all;
+  };
+  const std::set<std::string> few = names("sm90:132", 16, DType::bf16);
+  EXPECT_TRUE(few.contains("linear qkv, rope_append"));
+  EXPECT_FALSE(few.contains("rope_append") || few.contains("linear qkv"));
+  for (const auto& others : {names("sm90:132", 17, DType::bf16), names("sm90:132", 16, DType::f16),
+                             names("sm80:108", 16, DType::bf16), names("cpu", 1, DType::bf16)}) {
+    EXPECT_TRUE(others.contains("rope_append") && others.contains("linear qkv"));
+    EXPECT_FALSE(others.contains("linear qkv, rope_append"));
+  }
 }
 
 // Codes have a scale of 4 bytes for each token and head, and the newest group of 16 is read whole:

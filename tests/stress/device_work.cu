@@ -127,6 +127,20 @@ __global__ void multiply_kernel(const DoubleProduct p) {
   }
 }
 
+// One thread per pair.
+__global__ void rotate_kernel(const DoubleRotation r) {
+  const std::int64_t half = r.head_dim / 2, per_token = r.num_heads * half;
+  for (std::int64_t i = first_index(); i < r.num_tokens * per_token; i += index_step()) {
+    const std::int64_t token = i / per_token, head = i % per_token / half, pair = i % half;
+    double* x = r.x + token * r.stride + head * r.head_dim;
+    double& a = r.is_halves ? x[pair] : x[2 * pair];
+    double& b = r.is_halves ? x[pair + half] : x[2 * pair + 1];
+    const double cos = r.cos[token * half + pair], sin = r.sin[token * half + pair], first = a;
+    a = first * cos - b * sin;
+    b = b * cos + first * sin;
+  }
+}
+
 __global__ void load_kernel(float4* memory, std::int64_t count) {
   __shared__ float4 shared[1024];
   float4 sum = {};
@@ -205,6 +219,10 @@ void multiply_in_double(const DoubleProduct& product, cudaStream_t stream) {
   with_type(product.x, product.dtype, [&]<class T>(const T*) {
     multiply_kernel<T><<<kCtas, kThreads, 0, stream>>>(product);
   });
+}
+
+void rotate_in_double(const DoubleRotation& rotation, cudaStream_t stream) {
+  rotate_kernel<<<kCtas, kThreads, 0, stream>>>(rotation);
 }
 
 void make_load(void* memory, std::size_t bytes, cudaStream_t stream) {

@@ -58,6 +58,15 @@ struct DoubleProduct {
 };
 void multiply_in_double(const DoubleProduct& product, cudaStream_t stream);
 
+// Rotates the first heads of every row: by halves, or neighbours. Tables: [num_tokens, head_dim/2].
+struct DoubleRotation {
+  double* x;
+  const float *cos, *sin;
+  std::int64_t num_tokens, stride, num_heads, head_dim;
+  bool is_halves;
+};
+void rotate_in_double(const DoubleRotation& rotation, cudaStream_t stream);
+
 // Loads some multiprocessors for tens of microseconds: reads and writes `bytes` of device memory
 // and shared memory.
 void make_load(void* memory, std::size_t bytes, cudaStream_t stream);

@@ -11,7 +11,26 @@ namespace headrace::testing {
 namespace {
 
 constexpr float kEps = 1e-5f;
-enum ProductSeed : std::uint64_t { kSeedX = 1, kSeedWeights, kSeedOld, kSeedBias, kSeedNorm };
+enum ProductSeed : std::uint64_t {
+  kSeedX = 1,
+  kSeedWeights,
+  kSeedOld,
+  kSeedBias,
+  kSeedNorm,
+  kSeedCos,
+  kSeedSin
+};
+
+// 0, 1, ...
+template <class T>
+DeviceMemory indices(std::int64_t count) {
+  std::vector<T> all(static_cast<std::size_t>(count));
+  std::iota(all.begin(), all.end(), T{0});
+  DeviceMemory memory = allocate(all.size() * sizeof(T));
+  require(cudaMemcpy(memory.get(), all.data(), all.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+  return memory;
+}
 
 }  // namespace
 
@@ -34,12 +53,12 @@ ProductCall::ProductCall(const ProductCase& c, const DeviceInfo& device)
   x_ = allocate(bytes_of(cell.dtype, count));
   if (c.has_bias) draw(bias_, DType::f32, rows, kSeedBias, 1);
   if (cell.epilogue == Epilogue::norm) draw(norm_, DType::f32, c.columns, kSeedNorm, 2);
-  std::vector<std::int32_t> order(static_cast<std::size_t>(c.num_tokens));
-  std::iota(order.begin(), order.end(), 0);
-  order_ = allocate(bytes_of(DType::i32, c.num_tokens));
-  require(cudaMemcpy(order_.get(), order.data(), order.size() * sizeof order[0],
-                     cudaMemcpyHostToDevice),
-          "cudaMemcpy");
+  if (cell.epilogue == Epilogue::append) {
+    draw(cos_, DType::f32, c.num_tokens * c.head_dim / 2, kSeedCos, 1);
+    draw(sin_, DType::f32, c.num_tokens * c.head_dim / 2, kSeedSin, 1);
+    slots_ = indices<std::int64_t>(c.num_tokens);
+  }
+  order_ = indices<std::int32_t>(c.num_tokens);
   auto* at = static_cast<std::byte*>(weights_.get());
   for (const std::int64_t r : c.rows) {
     matrices_.push_back({at, r});
@@ -64,10 +83,53 @@ ProductCall::ProductCall(const ProductCase& c, const DeviceInfo& device)
               .adds_to_out = old_ != nullptr,
               .has_swiglu = cell.epilogue == Epilogue::swiglu,
               .norm = {static_cast<const float*>(norm_.get()), norm_ ? kEps : 0}};
+  if (cell.epilogue == Epilogue::append) {
+    append_ = append_args();
+    product_.append = &append_;
+  }
   poison(outputs_[0]);
   run(nullptr);
   keep_as_expected(outputs_[0]);
   require(cudaDeviceSynchronize(), "the first call");
+}
+
+// Of a token a page of K, and one of V, behind its heads of Q.
+KvAppendArgs ProductCall::append_args() const {
+  const std::int64_t dim = case_.head_dim, stride = case_.out_rows();
+  auto* out = static_cast<std::byte*>(outputs_[0].got.get());
+  const auto* order = static_cast<const std::int32_t*>(order_.get());
+  const DType dtype = product_.dtype;
+  const auto heads = [&](std::int64_t first) {
+    return HeadRows{
+        .data = out + 2 * first, .dtype = dtype, .stride_token = stride, .stride_head = dim};
+  };
+  const auto pages = [&](std::int64_t first) {
+    return PageRows{.data = out + 2 * first,
+                    .dtype = dtype,
+                    .stride_page = stride,
+                    .stride_slot = stride,
+                    .stride_head = dim};
+  };
+  KvAppendArgs args;
+  args.num_tokens = args.num_pages = case_.num_tokens;
+  args.num_heads = case_.rows[0] / dim;
+  args.num_kv_heads = case_.rows[1] / dim;
+  args.head_dim = args.head_dim_v = args.rot_dim = dim;
+  args.page_size = args.slot_stride = args.position_stride = 1;
+  args.q = args.q_out = heads(0);
+  args.k = heads(case_.rows[0]);
+  args.v = heads(case_.rows[0] + case_.rows[1]);
+  args.k_pages = pages(case_.rows[0]);
+  args.v_pages = pages(case_.rows[0] + case_.rows[1]);
+  args.slot_mapping = static_cast<const std::int64_t*>(slots_.get());
+  args.positions = order;
+  args.layout = case_.layout;
+  args.tables = {.cos = cos_.get(),
+                 .sin = sin_.get(),
+                 .cos_stride = dim / 2,
+                 .sin_stride = dim / 2,
+                 .max_positions = case_.num_tokens};
+  return args;
 }
 
 void ProductCall::run(cudaStream_t stream) {
@@ -123,6 +185,16 @@ std::string ProductCall::compare_with_definition() const {
                       .num_tokens = case_.num_tokens,
                       .rows = case_.out_rows(),
                       .columns = case_.columns},
+                     nullptr);
+  if (product_.append != nullptr)
+    rotate_in_double({.x = static_cast<double*>(exact.get()),
+                      .cos = static_cast<const float*>(cos_.get()),
+                      .sin = static_cast<const float*>(sin_.get()),
+                      .num_tokens = case_.num_tokens,
+                      .stride = case_.out_rows(),
+                      .num_heads = append_.num_heads + append_.num_kv_heads,
+                      .head_dim = case_.head_dim,
+                      .is_halves = case_.layout == RopeLayout::halves},
                      nullptr);
   return compare_with_exact(outputs_[0], exact.get(), product_.out_dtype);
 }

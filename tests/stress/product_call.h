@@ -24,8 +24,12 @@ class ProductCall final : public RepeatedCall {
  private:
   const ProductCase& case_;
   DeviceInfo device_;
-  DeviceMemory x_source_, order_, x_, weights_, old_, bias_, norm_;
+  // The heads of the result as a call of kv_append() that stores them in place.
+  KvAppendArgs append_args() const;
+
+  DeviceMemory x_source_, order_, x_, weights_, old_, bias_, norm_, cos_, sin_, slots_;
   std::vector<cuda::Matrix> matrices_;
+  KvAppendArgs append_{};
   cuda::Product product_{};
 };
 

@@ -15,7 +15,7 @@ using cuda::ProductKernel;
 
 const char* name_of(Epilogue epilogue) {
   constexpr const char* kNames[] = {"plain",  "stacked", "residual", "logits",
-                                    "swiglu", "norm",    "narrow"};
+                                    "swiglu", "norm",    "narrow",   "append"};
   return kNames[static_cast<int>(epilogue)];
 }
 
@@ -53,6 +53,8 @@ std::vector<ProductCell> product_cells() {
                                       Epilogue::logits, Epilogue::swiglu, Epilogue::narrow})
         cells.push_back({kernel, dtype, epilogue});
   cells.push_back({ProductKernel::stream, DType::bf16, Epilogue::norm});
+  for (const DType dtype : {DType::bf16, DType::f16})
+    cells.push_back({ProductKernel::stream, dtype, Epilogue::append});
   return cells;
 }
 
@@ -86,6 +88,12 @@ ProductCase draw_case(const ProductCell& cell, std::uint64_t seed) {
   };
   if (cell.epilogue == Epilogue::stacked) {
     c.rows = {draw_rows(), std::min<std::int64_t>(draw_rows(), 1024), random.between(1, 300)};
+  } else if (cell.epilogue == Epilogue::append) {
+    c.head_dim = 16 * random.between(1, 16);
+    c.layout = random.chance(50) ? RopeLayout::halves : RopeLayout::interleaved;
+    const std::int64_t num_kv_heads = random.between(1, 8);
+    c.rows.assign(3, num_kv_heads * c.head_dim);
+    c.rows[0] *= random.between(1, 8);
   } else if (is_narrow) {
     c.rows = {std::min(draw_size(random, cuda::gemm::kOneChainRows - 1), most_rows)};
   } else {

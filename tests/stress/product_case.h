@@ -11,8 +11,8 @@ namespace headrace::testing {
 
 // What a product does besides: nothing (a bias in some cases); three stacked matrices with a bias;
 // add to the residual stream; f32 results; gate and up; normalise its input. narrow: nothing, with
-// so few rows that there are two chains of sums.
-enum class Epilogue { plain, stacked, residual, logits, swiglu, norm, narrow };
+// so few rows that there are two chains of sums. append: Q, K and V rotate and go to a cache.
+enum class Epilogue { plain, stacked, residual, logits, swiglu, norm, narrow, append };
 
 // A row of the report. Every kernel of products has cells.
 struct ProductCell {
@@ -29,6 +29,8 @@ struct ProductCase {
   std::vector<std::int64_t> rows;  // of the matrices
   std::int64_t columns = 8, num_tokens = 1;
   bool has_bias = false;
+  std::int64_t head_dim = 16;  // of an append
+  RopeLayout layout = RopeLayout::interleaved;
 
   std::int64_t out_rows() const;
 };

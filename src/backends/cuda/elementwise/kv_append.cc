@@ -57,6 +57,17 @@ bool has_vectors(const PageRows& x, std::int64_t width) {
 
 namespace append {
 
+Vectors vectors_of(const KvAppendArgs& args) {
+  return {.q = has_vectors(args.q, args.head_dim),
+          .q_out = has_vectors(args.q_out, args.head_dim),
+          .k = has_vectors(args.k, args.head_dim),
+          .v = has_vectors(args.v, args.head_dim_v),
+          .k_pages = has_vectors(args.k_pages, args.head_dim),
+          .v_pages = has_vectors(args.v_pages, args.head_dim_v),
+          .k_recent = has_vectors(args.recent.k, args.head_dim),
+          .v_recent = has_vectors(args.recent.v, args.head_dim_v)};
+}
+
 bool takes_vectors(const KvAppendArgs& args, const Vectors& vectors) {
   const DType dtype = args.k.dtype;
   const bool has_q = args.num_heads > 0;
@@ -133,14 +144,7 @@ Status kv_append(const KvAppendArgs& args, int device_id, Stream stream) {
   if (args.num_tokens == 0 || config.num_rows == 0) return std::nullopt;
   Result<std::uint32_t*> word = error_word(device_id);
   if (!word.ok()) return std::move(word.failure());
-  const append::Vectors vectors{.q = has_vectors(args.q, args.head_dim),
-                                .q_out = has_vectors(args.q_out, args.head_dim),
-                                .k = has_vectors(args.k, args.head_dim),
-                                .v = has_vectors(args.v, args.head_dim_v),
-                                .k_pages = has_vectors(args.k_pages, args.head_dim),
-                                .v_pages = has_vectors(args.v_pages, args.head_dim_v),
-                                .k_recent = has_vectors(args.recent.k, args.head_dim),
-                                .v_recent = has_vectors(args.recent.v, args.head_dim_v)};
+  const append::Vectors vectors = append::vectors_of(args);
   if (append::takes_vectors(args, vectors))
     return append::launch_vectors(append::vector_params(args, word.value()), args.k.dtype, stream);
   return append::launch(args, config, vectors, word.value(), stream);

@@ -319,7 +319,8 @@ __global__ void __launch_bounds__(kWarp* kWarps) append_tokens(const __grid_cons
   const bool reports = threadIdx.x == 0 && blockIdx.y == 0;
   for (std::int64_t token = blockIdx.x; token < args.num_tokens; token += gridDim.x) {
     if (args.rot_dim > 0) {
-      const int position = args.positions[token * args.position_stride];
+      const int position = args.positions == nullptr ? static_cast<int>(token)
+                                                     : args.positions[token * args.position_stride];
       if (!has_angles(args, position)) {
         if (reports) report_length_error(p.error_word, LengthError::positions, token);
         continue;

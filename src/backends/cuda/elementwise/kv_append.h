@@ -47,12 +47,13 @@ constexpr Config config_of(const KvAppendArgs& args, std::int64_t num_sms) {
 struct Vectors {
   bool q, q_out, k, v, k_pages, v_pages, k_recent, v_recent;
 };
+Vectors vectors_of(const KvAppendArgs& args);
 
 // Enqueues the general kernel; num_tokens and num_rows are not 0.
 Status launch(const KvAppendArgs& args, const Config& config, const Vectors& vectors,
               std::uint32_t* error_word, Stream stream);
 
-// ---- the common case (kv_append_vectors.cu)
+// ---- the common case (kv_append_vectors.cu, and the end of a product)
 
 struct HeadRowsOf {
   void* data;
@@ -78,7 +79,7 @@ struct VectorParams {
   std::uint32_t* error_word;
 };
 
-// Whether the kernel takes the call: one 16-bit format, whole vectors, no norms, heads of q, k and
+// Whether its kernels take the call: one 16-bit format, whole vectors, no norms, heads of q, k and
 // v of a multiple of 16 elements, which rotate as a whole by f32 tables.
 bool takes_vectors(const KvAppendArgs& args, const Vectors& vectors);
 VectorParams vector_params(const KvAppendArgs& args, std::uint32_t* error_word);

@@ -1,9 +1,8 @@
 // The append kernel for the common case: operands of one 16-bit format in whole vectors, no norms,
 // whole heads that rotate by tables of floats. A thread has 16 elements of a head: eight pairs. Its
 // code is small, because between other kernels of a decoder it comes from memory each time.
-#include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/device/barrier.cuh"
-#include "backends/cuda/elementwise/kv_append.h"
+#include "backends/cuda/elementwise/heads.cuh"
 #include "backends/cuda/elementwise/rotate.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/element.cuh"
@@ -48,42 +47,27 @@ __global__ void __launch_bounds__(kThreads) append_vectors(const __grid_constant
   const int all_rows = p.by_chunks.divide(i), token = p.by_rows.divide(all_rows);
   if (token >= p.num_tokens) return;
   const int chunk = i - all_rows * p.num_chunks, row = all_rows - token * p.num_rows;
-  const bool is_q = row < p.num_heads, is_k = !is_q && row < p.num_heads + p.num_kv_heads;
-  const int head = row - (is_q ? 0 : is_k ? p.num_heads : p.num_heads + p.num_kv_heads);
+  const HeadKind kind = row < p.num_heads                    ? HeadKind::q
+                        : row < p.num_heads + p.num_kv_heads ? HeadKind::k
+                                                             : HeadKind::v;
+  const int head = row - (kind == HeadKind::q   ? 0
+                          : kind == HeadKind::k ? p.num_heads
+                                                : p.num_heads + p.num_kv_heads);
   // Table rows and slots are read beside the elements.
-  const int position = p.positions[token * p.position_stride];
-  const std::int64_t slot = is_q ? -1 : p.slot_mapping[token * p.slot_stride];
-  const bool is_rotated = is_q || is_k;
-  const int low_at = p.is_halves || !is_rotated ? 8 * chunk : 16 * chunk;
-  const int high_at = low_at + (p.is_halves || !is_rotated ? 8 * p.num_chunks : 8);
-  const HeadRowsOf from = is_q ? p.q : is_k ? p.k : p.v;
+  const TokenPlace place = place_of(p, kind, token);
+  const bool is_in_halves = p.is_halves || kind == HeadKind::v;
+  const int low_at = (is_in_halves ? 8 : 16) * chunk;
+  const int high_at = low_at + (is_in_halves ? 8 * p.num_chunks : 8);
+  const HeadRowsOf from = kind == HeadKind::q ? p.q : kind == HeadKind::k ? p.k : p.v;
   const auto* x =
       static_cast<const Stored*>(from.data) + token * from.stride_token + head * from.stride_head;
   sm90::Chunk low = *reinterpret_cast<const sm90::Chunk*>(x + low_at);
   sm90::Chunk high = *reinterpret_cast<const sm90::Chunk*>(x + high_at);
-  if (position < 0 || position >= p.max_positions) {
-    report_length_error(p.error_word, LengthError::positions, token);
-    return;
-  }
-  if (slot >= p.num_slots) {
-    report_length_error(p.error_word, LengthError::slot_mapping, token);
-    return;
-  }
-  if (!is_q && slot < 0) return;
-  if (is_rotated)
-    rotate<Element>(p.cos + position * p.cos_stride + 8 * chunk,
-                    p.sin + position * p.sin_stride + 8 * chunk, p.is_halves, low, high);
-  Stored* to;
-  if (is_q) {
-    to = static_cast<Stored*>(p.q_out.data) + token * p.q_out.stride_token +
-         head * p.q_out.stride_head;
-  } else {
-    const PageRowsOf pages = is_k ? p.k_pages : p.v_pages;
-    const int page = p.by_page_size.divide(static_cast<int>(slot)),
-              in_page = static_cast<int>(slot) - page * p.page_size;
-    to = static_cast<Stored*>(pages.data) + page * pages.stride_page + in_page * pages.stride_slot +
-         head * pages.stride_head;
-  }
+  if (!is_stored(p, kind, token, place)) return;
+  if (kind != HeadKind::v)
+    rotate<Element>(p.cos + place.position * p.cos_stride + 8 * chunk,
+                    p.sin + place.position * p.sin_stride + 8 * chunk, p.is_halves, low, high);
+  auto* to = head_of<Stored>(p, kind, token, head, place.slot);
   *reinterpret_cast<sm90::Chunk*>(to + low_at) = low;
   *reinterpret_cast<sm90::Chunk*>(to + high_at) = high;
 }

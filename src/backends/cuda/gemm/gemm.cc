@@ -1,10 +1,12 @@
 #include "backends/cuda/gemm/gemm.h"
 
+#include "backends/cuda/elementwise/kv_append.h"
 #include "backends/cuda/gemm/portable.h"
 #include "backends/cuda/gemm/stream.h"
 #include "backends/cuda/gemm/tiles.h"
 #include "backends/cuda/gemm/wide.h"
 #include "backends/cuda/runtime/device.cuh"
+#include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/tensor_map.cuh"
 #include "base/math.h"
 
@@ -55,6 +57,24 @@ Status check_norm(const Product& p, const DeviceInfo& device) {
                      p.num_tokens, p.columns, device.sm);
 }
 
+Status check_append(const Product& p, const DeviceInfo& device) {
+  if (p.append == nullptr) return std::nullopt;
+  const KvAppendArgs& args = *p.append;
+  const std::int64_t dim = args.head_dim, num_kv_heads = args.num_kv_heads;
+  const bool has_heads = p.matrices.size() == 3 && p.matrices[0].rows == args.num_heads * dim &&
+                         p.matrices[1].rows == num_kv_heads * dim &&
+                         p.matrices[2].rows == num_kv_heads * dim &&
+                         args.num_tokens == p.num_tokens && args.k.dtype == p.dtype;
+  const bool is_stored = !p.adds_to_out && args.recent.slots == nullptr &&
+                         args.k_scale.data == nullptr && args.v_scale.data == nullptr;
+  if (has_heads && is_stored &&
+      takes_append(device.sm, p.num_tokens, dim, args.head_dim_v, args.rot_dim) &&
+      append::takes_vectors(args, append::vectors_of(args)))
+    return std::nullopt;
+  return unsupported("a product of {} tokens on sm_{} does not append {} + 2 x {} heads of {}",
+                     p.num_tokens, device.sm, args.num_heads, num_kv_heads, dim);
+}
+
 // The rows of a matrix or of x that TMA loads at a time, and their columns: swizzle atoms, the
 // third of four axes.
 struct Box {
@@ -92,29 +112,38 @@ Status encode_x(const Product& p, const Box& box, TensorMap& map) {
   return encode(p, p.x, p.num_tokens, p.x_stride, box, map);
 }
 
-// Rows of a box for a CTA that loads whole tiles, which have as many rows of gate as of up.
+// Rows of a box for a CTA that loads whole tiles, which have as many rows of gate as of up, or of
+// both halves of a head.
 int rows_of_box(const Product& p, int tile_rows) {
-  return p.has_swiglu ? tile_rows / 2 : tile_rows;
+  const bool has_halves = p.append != nullptr && p.append->layout == RopeLayout::halves;
+  return p.has_swiglu || has_halves ? tile_rows / 2 : tile_rows;
 }
 
 Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
-  const auto tiles = gemm::RowTiles::of(p, gemm::kStreamTileRows);
+  const int tile_rows = gemm::stream_tile_rows(p, device.num_units);
+  const auto tiles = gemm::RowTiles::of(p, tile_rows);
   const auto num_tokens = static_cast<std::int32_t>(p.num_tokens);
-  const auto plan =
-      gemm::StreamPlan::of(tiles.count, p.columns, num_tokens, device.num_units, num_chains(p));
-  const gemm::StreamParams params{
-      .tiles = tiles,
-      .out = gemm::Output::of(p),
-      .plan = plan,
-      .num_tokens = num_tokens,
-      .num_chains = num_chains(p),
-      .norm = p.norm,
-      .x = p.x,
-      .x_stride = p.x_stride,
-      .columns = static_cast<std::int32_t>(p.columns),
-      .row_pitch = static_cast<std::int32_t>(gemm::row_pitch(p.columns))};
+  const auto plan = gemm::StreamPlan::of(tile_rows, tiles.count, p.columns, num_tokens,
+                                         device.num_units, num_chains(p));
+  gemm::StreamParams params{.tiles = tiles,
+                            .out = gemm::Output::of(p),
+                            .plan = plan,
+                            .num_tokens = num_tokens,
+                            .num_chains = num_chains(p),
+                            .norm = p.norm,
+                            .x = p.x,
+                            .x_stride = p.x_stride,
+                            .columns = static_cast<std::int32_t>(p.columns),
+                            .row_pitch = static_cast<std::int32_t>(gemm::row_pitch(p.columns)),
+                            .has_append = p.append != nullptr,
+                            .append = {}};
+  if (p.append != nullptr) {
+    Result<std::uint32_t*> word = error_word(device.device_id);
+    if (!word.ok()) return std::move(word.failure());
+    params.append = append::vector_params(*p.append, word.value());
+  }
   gemm::Maps maps;
-  HEADRACE_TRY(encode_weights(p, {.rows = rows_of_box(p, gemm::kStreamTileRows)}, maps));
+  HEADRACE_TRY(encode_weights(p, {.rows = rows_of_box(p, tile_rows)}, maps));
   if (!plan.has_rows)
     HEADRACE_TRY(encode_x(p, {.rows = num_tokens, .atoms = plan.x_box_atoms, .rank = 4}, maps.x));
   return gemm::launch_stream({params, maps, p.dtype, stream});
@@ -167,6 +196,7 @@ Status run_portable(const Product& p, Stream stream) {
 Status multiply(const Product& product, const DeviceInfo& device, Stream stream) {
   HEADRACE_TRY(check(product));
   HEADRACE_TRY(check_norm(product, device));
+  HEADRACE_TRY(check_append(product, device));
   if (product.num_tokens <= 0) return std::nullopt;
   const DeviceScope scope(device.device_id);
   if (scope.status()) return scope.status();

@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernel.h"
+#include "core/kv_append_args.h"
 
 namespace headrace::cuda {
 
@@ -86,6 +87,10 @@ struct Product {
   // The matrices are gate and up, of equal rows; out = silu(gate) * up: [num_tokens, rows of one].
   bool has_swiglu = false;
   InputNorm norm = {};  // where takes_norm()
+  // Where takes_append(): the matrices are Q, K and V, and RoPE and the append of their heads take
+  // the place of writing out, with the bits of kv_append() behind the product. q, k and v of the
+  // arguments need no data.
+  const KvAppendArgs* append = nullptr;
 };
 
 // Whether a product of bf16 normalises its input faster than a kernel before it: a few tokens of
@@ -93,6 +98,14 @@ struct Product {
 constexpr bool takes_norm(std::int32_t sm, std::int64_t num_tokens, std::int64_t columns) {
   return product_kernel(sm, num_tokens) == ProductKernel::stream &&
          gemm::has_few_rows(num_tokens, columns);
+}
+
+// Whether a product appends heads of its dtype to a cache of that dtype: a few tokens on Hopper,
+// whose heads rotate as a whole.
+constexpr bool takes_append(std::int32_t sm, std::int64_t num_tokens, std::int64_t head_dim,
+                            std::int64_t head_dim_v, std::int64_t rot_dim) {
+  return product_kernel(sm, num_tokens) == ProductKernel::stream && head_dim % 16 == 0 &&
+         head_dim_v == head_dim && rot_dim == head_dim;
 }
 
 // Accumulators of an element, each a chain of steps of 16 columns. A step waits 33 clocks for the

@@ -77,23 +77,24 @@ struct StageProducer {
 
 // Where TMA finds the rows of a tile of weights.
 struct TileSource {
-  const TensorMap *map, *map_of_up;  // of up: null without SwiGLU
-  int row;
+  // Of the second half of the tile's rows: null where all follow each other.
+  const TensorMap *map, *second_map;
+  int row, second_row;
 
-  template <int kRows>
-  static __device__ __forceinline__ TileSource of(const RowTiles& tiles, const Maps& maps,
-                                                  int tile) {
+  // rows: of a tile.
+  static __device__ __forceinline__ TileSource of(const RowTiles& tiles, const Maps& maps, int tile,
+                                                  int rows) {
     const int matrix = tiles.matrix_of(tile);
-    return {&maps.w[matrix], tiles.is_paired != 0 ? &maps.w[1] : nullptr,
-            tiles.row_of(tile, matrix, kRows)};
+    const int row = tiles.row_of(tile, matrix, rows);
+    return {&maps.w[matrix], tiles.is_paired != 0 ? &maps.w[1] : nullptr, row, row};
   }
   // Columns of the tile: kRows rows of 128 bytes.
   template <int kRows>
   __device__ __forceinline__ void load(int column, u32 to, u32 barrier) const {
     cp_async_bulk_tensor_load(to, map, barrier, kEvictFirst, column, row);
-    if (map_of_up != nullptr)
-      cp_async_bulk_tensor_load(to + kRows / 2 * kSwizzleRowBytes, map_of_up, barrier, kEvictFirst,
-                                column, row);
+    if (second_map != nullptr)
+      cp_async_bulk_tensor_load(to + kRows / 2 * kSwizzleRowBytes, second_map, barrier, kEvictFirst,
+                                column, second_row);
   }
 };
 

@@ -1,5 +1,5 @@
 // Products of up to 16 tokens on Hopper, bound by the bandwidth of the weights: a warp multiplies
-// 16 rows of weights, operand A, with all tokens by mma.sync.
+// up to 16 rows of weights, operand A, with all tokens by mma.sync.
 //
 // One producer warp loads weights by TMA, and begins before the kernel ahead of this one on the
 // stream has ended: the weights do not depend on it. A stage has some columns of a group of tiles,
@@ -7,10 +7,9 @@
 // norm. Where they do not fit, another producer warp loads x, and stages have columns of both.
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/elementwise/rms_norm.cuh"
+#include "backends/cuda/gemm/append.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
 #include "backends/cuda/gemm/fragments.cuh"
-#include "backends/cuda/gemm/stages.cuh"
-#include "backends/cuda/gemm/stream.h"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/shared.cuh"
 
@@ -24,6 +23,13 @@ constexpr int kThreads = 32 * (kStreamWarps + 2);
 constexpr unsigned kSmemBytes = kStreamBytes + 16 * kStreamMaxStages + 1024;
 // What the system takes of each CTA, and the sums of a norm and of chains.
 static_assert(kStreamCtasPerSm * (kSmemBytes + 1024 + 256 + 2048) <= 228 * 1024);
+
+// Before the kernel ahead has ended, x is not complete, and out may be read or written. With an
+// append, attention begins no earlier than here: when all work before the product is complete.
+__device__ __forceinline__ void wait_for_x(const StreamParams& p) {
+  griddep_wait();
+  if (p.has_append != 0) griddep_launch_dependents();
+}
 
 struct TileRange {
   int first, last;
@@ -58,9 +64,11 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
   bool has_atom = false;
   TileSource from{};
   const auto begin = [&](int tile, int count) {
-    bytes = static_cast<u32>(count * kStreamTileBytes);
+    bytes = static_cast<u32>(count * p.plan.tile_rows * kStreamRowBytes);
     has_atom = lane < count * kStreamAtoms;
-    from = TileSource::of<kStreamTileRows>(p.tiles, maps, tile + lane / kStreamAtoms);
+    const int own = tile + lane / kStreamAtoms;
+    from = p.has_append != 0 ? HeadTile::of(p, own).source(p, maps)
+                             : TileSource::of(p.tiles, maps, own, p.plan.tile_rows);
   };
   for_each_stage(p, ring, begin, [&](int column) {
     if (lane == 0) mbarrier_arrive_expect_tx(ring.full(), bytes);
@@ -74,7 +82,7 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
 // tiles at a time, Qwen2.5 1.5B gained 7 % instead of 8.)
 [[maybe_unused]] __device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps,
                                                         StageRing ring, int lane) {
-  griddep_wait();
+  wait_for_x(p);
   const bool has_all = p.plan.x_box_atoms > 1;
   const int atom_bytes = p.num_tokens * kSwizzleRowBytes;
   const u32 offset = static_cast<u32>(p.plan.group * kStreamTileBytes + lane * atom_bytes);
@@ -108,7 +116,7 @@ __device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, in
   constexpr int kHeld = kMaxRowColumns / (kRowThreads * rms::kVec);  // vectors of a thread
   const auto column = [&](int i) { return (thread + i * kRowThreads) * rms::kVec; };
   clear_row_ends(p, to, thread);
-  griddep_wait();
+  wait_for_x(p);
   for (int token = 0; token < p.num_tokens; ++token) {
     const auto* row = static_cast<const std::uint16_t*>(p.x) + token * p.x_stride;
     sm90::Chunk held[kHeld];
@@ -143,7 +151,7 @@ __device__ __forceinline__ void clear_row_ends(const StreamParams& p, u32 to, in
   for_each_vector(
       [&](int part, int i, int at) { weights[part][i] = rms::load_weights(p.norm.weight, at); });
   clear_row_ends(p, to, warp * 32 + lane);
-  griddep_wait();
+  wait_for_x(p);
   sm90::Chunk x[kParts][kHeld], next[kParts][kHeld];
   const auto load = [&](int token) {
     const auto* row = static_cast<const __nv_bfloat16*>(p.x) + token * p.x_stride;
@@ -230,19 +238,20 @@ struct Fragments {
 template <class Element, int kTokens>
 struct OutElements {
   const StreamParams& p;
-  int row_0, first_row, rows, lane;
+  int row_0, first_row, end_row, lane;  // rows of the matrix, which is at first_row of out
 
   __device__ __forceinline__ OutElements(const StreamParams& params, int tile, int lane_idx)
       : p(params), lane(lane_idx) {
     const int matrix = p.tiles.matrix_of(tile);
-    row_0 = p.tiles.row_of(tile, matrix, kStreamTileRows) + lane / 4;
+    const int first = p.tiles.row_of(tile, matrix, p.plan.tile_rows);
+    row_0 = first + lane / 4;
     first_row = p.tiles.first_row[matrix];
-    rows = p.tiles.rows[matrix];
+    end_row = min(p.tiles.rows[matrix], first + p.plan.tile_rows);
   }
   __device__ __forceinline__ int row(int i) const { return row_0 + (i & 2) * 4; }
   __device__ __forceinline__ int token(int i) const { return i / 4 * 8 + 2 * (lane & 3) + (i & 1); }
   __device__ __forceinline__ bool exists(int i) const {
-    return row(i) < rows && token(i) < p.num_tokens && (p.tiles.is_paired == 0 || (i & 2) == 0);
+    return row(i) < end_row && token(i) < p.num_tokens && (p.tiles.is_paired == 0 || (i & 2) == 0);
   }
   __device__ __forceinline__ std::int64_t at(int i) const {
     return token(i) * p.out.stride + first_row + row(i);
@@ -324,10 +333,12 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 rows, 
     if (lane == 0) mbarrier_arrive(empty);
     ring.next();
   };
-  griddep_wait();  // out may be read by the kernel before, or written; x is complete no earlier
+  wait_for_x(p);
   const auto multiply = [&](int tile) {
     const OutElements<Element, kTokens> out(p, tile, lane);
+    HeadElements<Element, kTokens> heads(p, tile, lane);
     float d[kTokens / 8][4] = {}, old[kTokens / 2];
+    if (p.has_append != 0 && chain == 0) heads.load();
     if (p.out.adds != 0 && chain == 0) out.load(old);
     Atom held[2];  // in turns
     mbarrier_wait(ahead.full(), ahead.parity);
@@ -351,7 +362,10 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, u32 rows, 
       release(held[0].last_words());
     }
     meet_chains<kTokens, kChains>(d, tile_of_group, chain, lane);
-    if (chain == 0) out.store(d, old);
+    if (chain == 0 && p.has_append != 0)
+      heads.store(d);
+    else if (chain == 0)
+      out.store(d, old);
   };
   for_each_tile(p, tile_of_group, multiply, [&] {
     for (int i = 0; i < p.plan.num_stage_loads; ++i) {
@@ -378,7 +392,7 @@ __global__ void __launch_bounds__(kThreads, kStreamCtasPerSm)
   const int num_warps = p.plan.group * p.num_chains;
   if (threadIdx.x == 0) ring.init_barriers(kHasRows ? 1 : 2, static_cast<u32>(num_warps));
   __syncthreads();
-  griddep_launch_dependents();
+  if (p.has_append == 0) griddep_launch_dependents();
   if (warp == kStreamWarps) {
     load_weights(p, maps, ring, lane);
   } else if (warp == kStreamWarps + 1) {

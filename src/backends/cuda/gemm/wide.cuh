@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_wide_weights(const WideParams& p, const Map
                                                   StageRing ring) {
   TileSource from{};
   for_each_wide_stage(
-      p, ring, [&](int tile) { from = TileSource::of<kRows>(p.tiles, maps, tile); },
+      p, ring, [&](int tile) { from = TileSource::of(p.tiles, maps, tile, kRows); },
       [&](int column) {
         mbarrier_arrive_expect_tx(ring.full(), kRows * kSwizzleRowBytes);
         from.load<kRows>(column, ring.data(), ring.full());

@@ -37,10 +37,10 @@ struct WarpSplits {
 };
 
 // The blocks of a warp's splits that a row of the head sees.
-template <int kDim>
+template <class V>
 class SplitBlocks {
  public:
-  __device__ SplitBlocks(BlockCopier<kDim>& copier, const Item& item, const WarpSplits& splits,
+  __device__ SplitBlocks(BlockCopier<V>& copier, const Item& item, const WarpSplits& splits,
                          int lane)
       : item_(item), splits_(splits), end_(splits.count * kSplitBlocks), lane_(lane) {
     while (next_ < end_ && !item.sees_block(splits.key(next_))) ++next_;
@@ -53,13 +53,13 @@ class SplitBlocks {
   __device__ __forceinline__ int page() const {
     return __shfl_sync(0xffffffffu, page_, next_ % 32);
   }
-  __device__ __forceinline__ void advance(BlockCopier<kDim>& copier) {
+  __device__ __forceinline__ void advance(BlockCopier<V>& copier) {
     if (++next_ % 32 == 0) read_pages(copier, next_);
   }
 
  private:
   // Lane i has the page of block first + i; entries for blocks that no row sees are not read.
-  __device__ __forceinline__ void read_pages(BlockCopier<kDim>& copier, int first) {
+  __device__ __forceinline__ void read_pages(BlockCopier<V>& copier, int first) {
     const int block = first + lane_;
     if (block >= next_ && block < end_ && !copier.has_small_pages())
       page_ = copier.page(item_, splits_.key(block));
@@ -131,14 +131,18 @@ class ClusterCta {
 
   // The warp's splits become partial results of all CTAs.
   __device__ void sum(int warp, int lane) const {
-    // Queries are on their way while the first blocks are asked for.
+    // Queries are on their way while the first blocks are asked for, if they are complete.
     Chunk chunks[kQueryChunks<V, kMinClusterThreads>];
-    read_queries<V>(p_, item_, 32 * warp + lane, chunks);
+    if constexpr (!V::kIsEarly) read_queries<V>(p_, item_, 32 * warp + lane, chunks);
     const WarpSplits splits = splits_of_warp(warp);
     const int stages_log2 = stages_of_warp_log2();
-    BlockCopier<kDim> copier(p_, lane);
-    SelfLoadingRing<kDim, SplitBlocks<kDim>> ring(copier, {copier, item_, splits, lane},
-                                                  smem_.block(warp << stages_log2), stages_log2);
+    BlockCopier<V> copier(p_, lane);
+    SelfLoadingRing<V, SplitBlocks<V>> ring(copier, {copier, item_, splits, lane},
+                                            smem_.block(warp << stages_log2), stages_log2);
+    if constexpr (V::kIsEarly) {
+      griddep_wait();
+      read_queries<V>(p_, item_, 32 * warp + lane, chunks);
+    }
     store_queries<V>(chunks, smem_.q(), kPlan.q_pitch);
     __syncthreads();
     cluster_wait();  // the barriers of the other CTAs exist
@@ -303,7 +307,7 @@ __global__ void __launch_bounds__(kMaxClusterThreads, 1)
   cta.init_barriers();
   __syncthreads();
   griddep_launch_dependents();
-  griddep_wait();
+  if constexpr (!V::kIsEarly) griddep_wait();
   cta.run();
 #endif
 }

@@ -281,7 +281,9 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   Maps maps;
   HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, maps.k, params.boxes_k));
   HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, own.box_keys, maps.v, params.boxes_v));
-  const Call call{params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream};
+  const Call call{params,      maps,
+                  dtype_of(p), static_cast<int>(plan.schedule.num_ctas),
+                  stream,      args.follows_append};
   if (has_prefix) HEADRACE_TRY(launch_prefix(call, head_dim_bucket(p.head_dim, p.head_dim_v)));
   return own.launch(call);
 }

@@ -3,6 +3,8 @@
 // groups and items.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/decode/cluster.cuh"
 #include "backends/cuda/sm90/decode/consume.cuh"
@@ -125,8 +127,15 @@ Status launch_shares(const char* name, const Call& call) {
 template <class V>
 Status launch_variant(const char* name, const Call& call) {
   if constexpr (!V::kHasPrefix) {
-    if (call.params.work.cluster_size > 0) return launch_clusters<V>(name, call);
-    if (call.params.work.share_slots > 0) return launch_shares<V>(name, call);
+    const WorkPlan& work = call.params.work;
+    // Of the format in which decoders compute on a GPU.
+    if constexpr (std::is_same_v<typename V::Element, Bf16Element>) {
+      using Early = Variant<typename V::Element, V::kDim, V::kRows, false, true>;
+      if (call.is_early && work.cluster_size > 0) return launch_clusters<Early>(name, call);
+      if (call.is_early && work.share_slots > 0) return launch_shares<Early>(name, call);
+    }
+    if (work.cluster_size > 0) return launch_clusters<V>(name, call);
+    if (work.share_slots > 0) return launch_shares<V>(name, call);
   }
   return launch_grid<V>(name, call);
 }

@@ -13,6 +13,7 @@ struct Call {
   DType dtype;
   int num_ctas;
   Stream stream;
+  bool is_early;  // begins beside an append
 };
 using Launch = Status(const Call& call);
 

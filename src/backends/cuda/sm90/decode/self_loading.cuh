@@ -9,8 +9,9 @@
 namespace headrace::cuda::sm90::decode {
 
 // Copies blocks of 16 keys with cp.async, as TMA would leave them: see BlockReader.
-template <int kDim>
+template <class V>
 class BlockCopier {
+  static constexpr int kDim = V::kDim;
   static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a key
   static constexpr int kKeysOfCopy = 32 / kChunks, kCopies = kBlockKeys / kKeysOfCopy;
 
@@ -26,6 +27,12 @@ class BlockCopier {
   }
   __device__ __forceinline__ int page(const Item& item, int key) { return place_.page(item, key); }
   __device__ void report() const { place_.report(); }
+  // Until the block's keys are complete, where the kernel before may still append the newest: of
+  // the call's queries, as sequences may be the tokens of one that are computed each alone.
+  __device__ __forceinline__ void wait_for_keys(const Item& item, int key) const {
+    if (V::kIsEarly && key + kBlockKeys > item.seqlen_k - static_cast<int>(p_.sizes.total_q))
+      griddep_wait();
+  }
 
   // Keys behind the last that a row sees, columns and pages that do not exist become zeros.
   // `page`: of the block, unless pages are small.
@@ -95,14 +102,13 @@ class BlockCopier {
 // waits for latency, of which TMA has more. K and V of a block follow each other; when a block has
 // been read, the one a ring later takes its place. Blocks: which ones, in order: has_block(),
 // item(), key(), page() of the next, advance().
-template <int kDim, class Blocks>
+template <class V, class Blocks>
 class SelfLoadingRing {
-  static constexpr int kBlockBytes = kBlockKeys * kDim * 2;
+  static constexpr int kBlockBytes = kBlockKeys * V::kDim * 2;
 
  public:
   // `base`: of 2^num_stages_log2 blocks, 4 or 8.
-  __device__ SelfLoadingRing(BlockCopier<kDim>& copier, Blocks blocks, u32 base,
-                             int num_stages_log2)
+  __device__ SelfLoadingRing(BlockCopier<V>& copier, Blocks blocks, u32 base, int num_stages_log2)
       : copier_(copier), blocks_(blocks), base_(base), num_stages_log2_(num_stages_log2) {
 #pragma unroll 1
     for (int i = 0; i < 1 << num_stages_log2; ++i)
@@ -133,13 +139,14 @@ class SelfLoadingRing {
   // place of K.
   __device__ __forceinline__ void load_next(u32 to, bool is_v) {
     if (blocks_.has_block()) {
+      copier_.wait_for_keys(blocks_.item(), blocks_.key());
       copier_.copy_block(is_v, blocks_.item(), blocks_.key(), blocks_.page(), to);
       if (is_v) blocks_.advance(copier_);
     }
     cp_async_commit_group();
   }
 
-  BlockCopier<kDim>& copier_;
+  BlockCopier<V>& copier_;
   Blocks blocks_;
   const u32 base_;
   const int num_stages_log2_;

@@ -139,10 +139,10 @@ class Share {
 };
 
 // The blocks of a warp's splits of a share that a row sees. Pages are read a group ahead.
-template <int kDim>
+template <class V>
 class ShareBlocks {
  public:
-  __device__ ShareBlocks(BlockCopier<kDim>& copier, const ShareCursor& first, int warp, int lane)
+  __device__ ShareBlocks(BlockCopier<V>& copier, const ShareCursor& first, int warp, int lane)
       : ahead_(first), split_(warp * kSplitKeys), lane_(lane) {
     read_page(copier);
     next_split(copier);
@@ -153,7 +153,7 @@ class ShareBlocks {
   __device__ __forceinline__ int page() const {
     return __shfl_sync(0xffffffffu, page_, key_ / kBlockKeys % kSplitBlocks);
   }
-  __device__ __forceinline__ void advance(BlockCopier<kDim>& copier) {
+  __device__ __forceinline__ void advance(BlockCopier<V>& copier) {
     key_ += kBlockKeys;
     if (key_ >= end_key_) next_split(copier);
   }
@@ -163,13 +163,13 @@ class ShareBlocks {
     return ahead_.group() * kGroupKeys + split_;
   }
   // Lane i has the page of block i of the split.
-  __device__ __forceinline__ void read_page(BlockCopier<kDim>& copier) {
+  __device__ __forceinline__ void read_page(BlockCopier<V>& copier) {
     const int key = first_key_ahead() + lane_ * kBlockKeys;
     if (ahead_.exists() && lane_ < kSplitBlocks && ahead_.item().sees_block(key) &&
         !copier.has_small_pages())
       page_ahead_ = copier.page(ahead_.item(), key);
   }
-  __device__ __forceinline__ void next_split(BlockCopier<kDim>& copier) {
+  __device__ __forceinline__ void next_split(BlockCopier<V>& copier) {
     key_ = end_key_ = 0;
 #pragma unroll 1
     while (ahead_.exists() && key_ >= end_key_) {
@@ -208,14 +208,18 @@ class ShareCta {
     const Share<kDim, kRows> share(p_, base_);
     ShareCursor at = share.begin();
     if (!at.exists()) return;
-    // Queries are on their way while the first blocks are asked for.
+    // Queries are on their way while the first blocks are asked for, if they are complete.
     Chunk chunks[kQueryChunks<V, kShareThreads>];
-    read_queries<V>(p_, at.item(), 32 * warp_ + lane_, chunks);
+    if constexpr (!V::kIsEarly) read_queries<V>(p_, at.item(), 32 * warp_ + lane_, chunks);
     const int first_block = warp_ << kPlan.stages_log2;
-    BlockCopier<kDim> copier(p_, lane_);
-    SelfLoadingRing<kDim, ShareBlocks<kDim>> ring(
-        copier, {copier, at, warp_, lane_}, base_ + static_cast<u32>(first_block * kPlan.block),
-        kPlan.stages_log2);
+    BlockCopier<V> copier(p_, lane_);
+    SelfLoadingRing<V, ShareBlocks<V>> ring(copier, {copier, at, warp_, lane_},
+                                            base_ + static_cast<u32>(first_block * kPlan.block),
+                                            kPlan.stages_log2);
+    if constexpr (V::kIsEarly) {
+      griddep_wait();
+      read_queries<V>(p_, at.item(), 32 * warp_ + lane_, chunks);
+    }
     store_queries<V>(chunks, base_ + kPlan.q, kPlan.q_pitch);
     __syncthreads();
     const BlockSums<Element, kRowBlocks> blocks(p_, lane_);
@@ -324,7 +328,7 @@ __global__ void __launch_bounds__(kShareThreads, 1)
     decode_shares(const __grid_constant__ Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char smem_raw[];
-  griddep_wait();
+  if constexpr (!V::kIsEarly) griddep_wait();
   ShareCta<V>(params, (smem_address(smem_raw) + 1023) & ~1023u).run();
 #endif
 }
@@ -345,8 +349,8 @@ __global__ void __launch_bounds__(kMaxAppendThreads)
   const int chunk_of_warp = warp / kParts, pair = warp % kParts * 32 + lane;
   const int idx = static_cast<int>(blockIdx.x) / p.rows;
   const int row = static_cast<int>(blockIdx.x) - idx * p.rows;
-  // Lengths are read before the wait: decode_shares waits for what writes them before it lets this
-  // kernel begin, and behind its keys they would come from memory.
+  // Lengths are read before the wait: what writes them is complete, as decode_shares, or the append
+  // that it begins beside, has waited for it. Behind its keys they would come from memory.
   Item item{};
   if (p.cut_heads == nullptr) item = item_of_head(p, idx, false);
   griddep_launch_dependents();

@@ -7,14 +7,14 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// A compiled variant. Shared prefixes have their own: code that a call does not need costs
-// instruction fetches.
+// A compiled variant. Shared prefixes have their own, and calls that begin beside an append
+// (AttentionArgs::follows_append): code that a call does not need costs instruction fetches.
 template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant,
-          bool kHasPrefixOfVariant = false>
+          bool kHasPrefixOfVariant = false, bool kIsEarlyOfVariant = false>
 struct Variant {
   using Element = ElementOfVariant;
   static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
-  static constexpr bool kHasPrefix = kHasPrefixOfVariant;
+  static constexpr bool kHasPrefix = kHasPrefixOfVariant, kIsEarly = kIsEarlyOfVariant;
 };
 
 // Log2 of the largest P. f16 uses its whole range, so that small P keep their digits. bf16 has the
