@@ -44,7 +44,8 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
     return std::move(*bad);
   // A CPU computes a prompt no faster in one step than in several, which tokens wait for.
   if (o.max_prompt_tokens == 0)
-    o.max_prompt_tokens = is_on_gpu(model) ? o.max_batch_tokens : 2 * min_chunk(config) - 1;
+    o.max_prompt_tokens =
+        is_on_gpu(model) ? o.max_batch_tokens : least_prompt_tokens(min_chunk(config));
   if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
                                "pass the number of requests that may wait and run"))
     return std::move(*bad);

@@ -27,14 +27,15 @@ Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
                             std::int64_t{1} << kLengthBits);
   HEADRACE_TRY(check_at_least("max_length", o.max_length, 1, "pass the context length"));
   // Beside all other sequences, which decode, a prompt still advances.
-  const std::int64_t least = o.max_num_seqs - 1 + 2 * o.min_chunk - 1;
+  const std::int64_t least = o.max_num_seqs - 1 + least_prompt_tokens(o.min_chunk);
   if (o.max_batch_tokens < least)
     return invalid_argument(
         "max_batch_tokens={}: must be at least {}: a token of each of max_num_seqs={} sequences "
         "and a chunk of a prompt; pass more, or a smaller max_num_seqs",
         o.max_batch_tokens, least, o.max_num_seqs);
   if (o.max_prompt_tokens != 0)
-    HEADRACE_TRY(check_at_least("max_prompt_tokens", o.max_prompt_tokens, 2 * o.min_chunk - 1,
+    HEADRACE_TRY(check_at_least("max_prompt_tokens", o.max_prompt_tokens,
+                                least_prompt_tokens(o.min_chunk),
                                 "pass more, so that every prompt advances, or 0"));
   const std::int64_t num_pages = ceil_div(o.max_length, cache.page_size);
   if (num_pages > cache.num_pages)

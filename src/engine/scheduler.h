@@ -35,6 +35,10 @@
 
 namespace headrace::engine {
 
+// With as many tokens a prompt always advances: any that is longer has a chunk and a rest of at
+// least min_chunk.
+constexpr std::int64_t least_prompt_tokens(std::int64_t min_chunk) { return 2 * min_chunk - 1; }
+
 struct SchedulerOptions {
   std::int64_t max_batch_tokens = 512;
   std::int64_t max_prompt_tokens = 0;  // in a step with decodes; 0: those that are left

@@ -144,16 +144,17 @@ void RandomSchedules::step() {
   ASSERT_FALSE(copy.empty()) << "there is work";
   ++step_;
   std::set<std::int64_t> seen;
-  std::int64_t num_tokens = 0;
-  bool has_decode = false;
+  std::int64_t num_tokens = 0, num_decodes = 0;
+  bool has_decode = false;  // of a sequence that was running
   for (const Chunk& chunk : copy) {
     check_chunk(chunk, seen);
     num_tokens += std::ssize(chunk.tokens);
-    if (chunk.tokens.size() == 1 && running.contains(chunk.id)) has_decode = true;
+    if (chunk.tokens.size() == 1 && chunk.is_last) ++num_decodes;
+    has_decode |= chunk.tokens.size() == 1 && running.contains(chunk.id);
   }
   EXPECT_LE(num_tokens, GetParam().max_batch_tokens);
   if (has_decode && GetParam().max_prompt_tokens > 0) {
-    EXPECT_LE(num_tokens, GetParam().max_prompt_tokens + kMaxSeqs);
+    EXPECT_LE(num_tokens - num_decodes, GetParam().max_prompt_tokens);
     ++num_limited_;
   }
   num_scheduled_tokens_ += num_tokens;

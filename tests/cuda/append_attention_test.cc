@@ -11,6 +11,7 @@
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
+#include "cuda/random_elements.h"
 #include "executor/common.h"
 #include "stress/device_work.h"
 #include "support/random.h"
@@ -43,20 +44,12 @@ std::string text_of(const Case& c) {
                      c.window);
 }
 
-Elements random_elements(std::int64_t count, std::uint64_t seed, double size) {
-  Random random(seed);
-  Elements elements(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i)
-    store_from_double(DType::bf16, elements.data(), i, size * random.normal());
-  return elements;
-}
-
 class Steps {
  public:
   explicit Steps(const Case& c)
       : c_(c),
-        weights_(random_elements(width() * kColumns, 1, 0.05)),
-        x_(random_elements(kDistinct * num_tokens() * kColumns, 2, 1)),
+        weights_(random_elements(DType::bf16, width() * kColumns, 1, 0.05)),
+        x_(random_elements(DType::bf16, kDistinct * num_tokens() * kColumns, 2, 1)),
         angles_(angles(c)),
         pages_(shuffled_pages()),
         arrays_(arrays_of_steps()) {

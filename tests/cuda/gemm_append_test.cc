@@ -11,6 +11,7 @@
 #include "backends/cuda/gemm/gemm.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
+#include "cuda/random_elements.h"
 #include "support/random.h"
 
 namespace headrace::testing {
@@ -28,13 +29,6 @@ struct Case {
 constexpr std::int64_t kPageSize = 5, kPages = 8, kPositions = 40;
 constexpr std::uint16_t kUnwritten = 0x7fc1;  // NaN in both formats
 
-Elements random_elements(DType dtype, std::int64_t count, std::uint64_t seed) {
-  Random random(seed);
-  Elements elements(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i)
-    store_from_double(dtype, elements.data(), i, random.normal());
-  return elements;
-}
 std::vector<float> random_floats(std::int64_t count, std::uint64_t seed) {
   Random random(seed);
   std::vector<float> floats(static_cast<std::size_t>(count));

@@ -7,18 +7,10 @@
 #include "backends/cuda/gemm/stream.h"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
-#include "support/random.h"
+#include "cuda/random_elements.h"
 
 namespace headrace::testing {
 namespace {
-
-std::vector<std::uint16_t> random_elements(std::int64_t count, std::uint64_t seed) {
-  Random random(seed);
-  std::vector<std::uint16_t> elements(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i)
-    store_from_double(DType::bf16, elements.data(), i, random.normal());
-  return elements;
-}
 
 // Two matrices, the second of few rows. The plan is made for GPUs of other sizes; with one
 // multiprocessor tiles have 16 rows.
@@ -27,8 +19,9 @@ TEST(GemmOnGpuTiles, BitsDoNotDependOnTheirRows) {
   constexpr std::int64_t kMaxRows = 2600, kFew = 37, kTokens = 16;
   std::set<int> tile_rows;
   for (const std::int64_t columns : {8, 200, 1536}) {
-    const OnDevice<std::uint16_t> weights(random_elements((kMaxRows + kFew) * columns, 1)),
-        x(random_elements(kTokens * columns, 2));
+    const OnDevice<std::uint16_t> weights(
+        random_elements(DType::bf16, (kMaxRows + kFew) * columns, 1)),
+        x(random_elements(DType::bf16, kTokens * columns, 2));
     const OnDevice<std::uint16_t> out(
         std::vector<std::uint16_t>(static_cast<std::size_t>(kTokens * (kMaxRows + kFew))));
     for (const std::int64_t rows : {1, 4, 5, 100, 333, 576, 896, 1025, 1536, 2048, 2560})

@@ -22,11 +22,11 @@ class ProductCall final : public RepeatedCall {
   std::string compare_with_definition() const;
 
  private:
-  const ProductCase& case_;
-  DeviceInfo device_;
   // The heads of the result as a call of kv_append() that stores them in place.
   KvAppendArgs append_args() const;
 
+  const ProductCase& case_;
+  DeviceInfo device_;
   DeviceMemory x_source_, order_, x_, weights_, old_, bias_, norm_, cos_, sin_, slots_;
   std::vector<cuda::Matrix> matrices_;
   KvAppendArgs append_{};
