@@ -17,7 +17,7 @@ inline int pattern(std::int64_t pass) { return 0x5A17C3E9 + static_cast<int>(pas
 #if defined(__x86_64__)
 
 // Eight registers of `stride` bytes. Written out: a compiler changes the order of loads, which
-// halved the reads of L2 on a Zen 5 (137 instead of 260 GB/s).
+// halved the reads of L2 on a Zen 5 (137 instead of 257 GB/s).
 #define HEADRACE_LOAD_8(load, reg, stride, from)                                               \
   asm volatile(".irp n,0,1,2,3,4,5,6,7\n\t" load " " #stride "*\\n(%0), %%" reg "\\n\n\t.endr" \
                :                                                                               \
