@@ -94,6 +94,12 @@ __device__ __forceinline__ void cp_reduce_async_bulk_tensor_add(const TensorMap*
       "r"(from), "r"(c0), "r"(c1)
       : "memory");
 }
+// Stores `bytes` (a multiple of 16) to contiguous memory.
+__device__ __forceinline__ void cp_async_bulk_store(void* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
 // Adds `bytes` (a multiple of 16) of contiguous floats.
 __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* to, u32 from, u32 bytes) {
   asm volatile(

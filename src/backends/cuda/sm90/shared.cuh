@@ -19,6 +19,9 @@ __device__ __forceinline__ float2 load_shared2(u32 address) {
 __device__ __forceinline__ void store_shared(u32 address, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_shared2(u32 address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
 
 // ---- releasing shared memory
 //

@@ -375,8 +375,8 @@ constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
 
 // ---- Shared prefixes: groups of keys that neighbouring sequences have in the same pages are read
 // once for all of them (prefix.cuh).
-inline constexpr int kMaxPrefixBatch = 1024;  // one CTA looks for them
-inline constexpr int kPrefixWarps = 8;        // of attend_prefix, with 16 rows each
+inline constexpr int kMaxPrefixBatch = 1024;  // one cluster looks for them
+inline constexpr int kPrefixWarps = 8;        // of attend_prefix, with 16 rows each: two warpgroups
 inline constexpr int kPrefixRows = kPrefixWarps * kMaxRows;
 inline constexpr int kPrefixStates = 2;  // of a row: its whole chunks, the groups behind them
 struct SharedPrefix {
@@ -407,22 +407,24 @@ constexpr SharedPrefix plan_prefix(const Problem& p, const Window& window, const
   return {groups, static_cast<int>(work.num_slots)};
 }
 
-// Bytes, and offsets in bytes, of attend_prefix: a ring of blocks of K, then of V, and P of a
+// Bytes, and offsets in bytes, of attend_prefix: a ring of splits of K, then of V, and P of a
 // group.
 inline constexpr int kGroupBlocks = kGroupKeys / kBlockKeys;
 inline constexpr int kProbBytes = kBlockKeys * kMaxRows * 2;  // of a warp and block, as fragments
 inline constexpr int kFactorBytes = kMaxRows * 4;             // of a warp and block
 struct PrefixSmemPlan {
-  int block, stages, q_pitch;
+  int half, stage;  // a split of K or V: [dim / 64] operands of [64 keys, 64 dims]
+  int stages, q_pitch;
   int probs, q, row_sums, weights, full, empty;
   int total;  // with room for a start at a multiple of 1024 bytes
 };
 constexpr PrefixSmemPlan prefix_smem_plan(int dim) {
   PrefixSmemPlan s{};
-  s.block = kBlockKeys * dim * 2;
-  s.stages = dim == 64 ? 24 : 12;
+  s.half = kSplitKeys * 128;
+  s.stage = dim / 64 * s.half;
+  s.stages = dim == 64 ? 6 : 3;
   s.q_pitch = 2 * dim + 16;
-  s.probs = s.stages * s.block;
+  s.probs = s.stages * s.stage;
   s.q = s.probs + kPrefixWarps * kGroupBlocks * kProbBytes;
   s.row_sums = s.q + kPrefixRows * s.q_pitch;
   s.weights = s.row_sums + kGroupSplits * kPrefixRows * 8;

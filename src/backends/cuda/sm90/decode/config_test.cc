@@ -345,8 +345,9 @@ TEST(DecodePrefixSmem, FitsAndDoesNotOverlap) {
   for (const int dim : kDims) {
     const PrefixSmemPlan s = prefix_smem_plan(dim);
     EXPECT_LE(s.total, kSmemLimitSm90) << dim;
-    EXPECT_EQ(s.block % 1024, 0);
-    EXPECT_EQ(s.probs, s.stages * s.block);
+    EXPECT_EQ(s.half % 1024, 0);
+    EXPECT_EQ(s.stage, 2 * dim * kSplitKeys);
+    EXPECT_EQ(s.probs, s.stages * s.stage);
     EXPECT_GE(s.q - s.probs, kPrefixWarps * kGroupBlocks * kProbBytes);
     EXPECT_GE(s.row_sums - s.q, kPrefixRows * s.q_pitch);
     EXPECT_GE(kMaxRows * s.q_pitch, kGroupBlocks * kFactorBytes);  // in the place of Q

@@ -193,13 +193,15 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
 
 // ---- the launch
 
-// Axes (column, slot, half, head, page). Rows of 128 columns come as one box of two halves where a
-// box has all keys of a block, others as boxes of 64 columns, of which those beyond the last column
-// arrive as zeros. A contiguous tensor has a page for each sequence; a ragged one is one page.
+// Rows of 128 columns may come as one box of two halves where a box has all keys of a block, others
+// come as boxes of 64 columns, of which those beyond the last column arrive as zeros.
+bool has_whole_boxes(std::int64_t columns, int box_keys) {
+  return columns == 2 * kSwizzleAtomCols && box_keys == kBlockKeys;
+}
+// Axes (column, slot, half, head, page). A contiguous tensor has a page for each sequence; a ragged
+// one is one page.
 Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, int box_keys,
-                    TensorMap& map, int& boxes) {
-  const bool is_whole = columns == 2 * kSwizzleAtomCols && box_keys == kBlockKeys;
-  boxes = is_whole ? 1 : head_dim_bucket(p.head_dim, p.head_dim_v) / kSwizzleAtomCols;
+                    bool is_whole, TensorMap& map) {
   TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0, .l2_promotion = L2Promotion::bytes_128};
   std::int64_t strides[5] = {};
   const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
@@ -278,13 +280,21 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const bool has_prefix = own.prefix.max_groups > 0;
   if (plan.schedule.workspace_bytes > 0)
     set_workspace(own.workspace, own.work, has_prefix, workspace, params);
+  params.has_whole_k = has_whole_boxes(p.head_dim, own.box_keys);
+  params.has_whole_v = has_whole_boxes(p.head_dim_v, own.box_keys);
   Maps maps;
-  HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, maps.k, params.boxes_k));
-  HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, own.box_keys, maps.v, params.boxes_v));
+  const auto encode = [&](bool is_whole_k, bool is_whole_v) -> Status {
+    HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, is_whole_k, maps.k));
+    return encode_pages(p, args.v, p.head_dim_v, own.box_keys, is_whole_v, maps.v);
+  };
   const Call call{params,      maps,
                   dtype_of(p), static_cast<int>(plan.schedule.num_ctas),
                   stream,      args.follows_append};
-  if (has_prefix) HEADRACE_TRY(launch_prefix(call, head_dim_bucket(p.head_dim, p.head_dim_v)));
+  if (has_prefix) {
+    HEADRACE_TRY(encode(false, false));
+    HEADRACE_TRY(launch_prefix(call, head_dim_bucket(p.head_dim, p.head_dim_v)));
+  }
+  HEADRACE_TRY(encode(params.has_whole_k, params.has_whole_v));
   return own.launch(call);
 }
 

@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   griddep_launch_dependents();
-  griddep_wait();
+  // Behind a prefix: load_state() waits. All but the states has been written before.
+  if constexpr (!V::kHasPrefix) griddep_wait();
   const Batch batch(params, smem.batch());
   if (warp < kConsumerWarps) {
     Consumer<V>(params, smem, batch.run_log2(), warp, lane).run();
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Merger<V>(params, smem, base, batch.run_log2(), static_cast<int>(threadIdx.x) - 32 * kMergeWarp)
         .run();
   }
+  if constexpr (V::kHasPrefix) griddep_wait();  // also where no row has a prefix
   if (params.counters == nullptr) return;
   __syncthreads();
   if (threadIdx.x == 0) counters_of(params).close();

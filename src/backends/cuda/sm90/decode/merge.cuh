@@ -195,12 +195,14 @@ __device__ __forceinline__ Partial<kColumns> load_partial(const Params& p, int s
   return x;
 }
 
-// What a head has summed of a shared prefix: its whole chunks, and the groups behind them.
+// What a head has summed of a shared prefix: its whole chunks, and the groups behind them. It is
+// complete when the kernel before is: items begin beside that.
 inline constexpr int kNoState = -1, kWholeChunks = 0, kOpenChunk = 1;
 template <int kDim, int kColumns>
 __device__ __forceinline__ Partial<kColumns> load_state(const Params& p, const Item& item,
                                                         int state, int row, int d) {
   const int slot = p.prefix.state_slot(p.batch * p.num_kv_heads, item.head_idx(p), state);
+  griddep_wait();
   return load_partial<kDim, kColumns>(p, slot, row, d);
 }
 // `chunk` becomes the whole chunks of the prefix and itself.

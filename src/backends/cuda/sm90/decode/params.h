@@ -37,9 +37,9 @@ struct Params {
   Divisor by_items;                    // of a head, where all sequences have the same
   Divisor by_shares, by_share_groups;  // kWholeGroupCost for each share
   int batch, num_kv_heads, num_units;
-  float scale, scale_log2;  // softmax_scale, positive, and times log2(e)
-  int boxes_k, boxes_v;     // TMA boxes of a block: 1 where a box holds all columns
-  int box_keys;             // of a box: kBlockKeys, or a divisor of it and of the page size
+  float scale, scale_log2;        // softmax_scale, positive, and times log2(e)
+  bool has_whole_k, has_whole_v;  // whether a TMA box holds all columns
+  int box_keys;                   // of a box: kBlockKeys, or a divisor of it and of the page size
   // In the workspace; null without.
   CounterWords* counters;
   int* arrived;       // [batch * num_kv_heads], then [num_slots]

@@ -78,8 +78,10 @@ class KeyPlace {
   int bad_entry_ = -1;  // a sequence with such a page
 };
 
-// Loads blocks of 16 keys by TMA.
-template <int kDim>
+// Loads blocks of 16 keys by TMA. Dims 64 and up lie kHalf bytes behind the others; boxes of all
+// columns put them right behind.
+inline constexpr int kHalfOfBlock = kBlockKeys * kSwizzleRowBytes;
+template <int kDim, int kHalf = kHalfOfBlock>
 class BlockLoader {
  public:
   __device__ BlockLoader(const Params& p, const Maps& maps) : p_(p), maps_(maps), place_(p) {}
@@ -96,8 +98,9 @@ class BlockLoader {
     mbarrier_arrive_expect_tx(full, kBytes);
     const int slot = place_.slot(item, key);
     load_box(map, full, to, 0, slot, item.kv_head, page);
-    if ((is_v ? p_.boxes_v : p_.boxes_k) > 1)
-      load_box(map, full, to + kBlockKeys * kSwizzleRowBytes, 1, slot, item.kv_head, page);
+    const bool has_whole_boxes = kHalf == kHalfOfBlock && (is_v ? p_.has_whole_v : p_.has_whole_k);
+    if (kDim > kSwizzleAtomCols && !has_whole_boxes)
+      load_box(map, full, to + kHalf, 1, slot, item.kv_head, page);
   }
   // For page sizes that are not a multiple of 16: a block may span several pages. Keys beyond the
   // sequence have no page and arrive as zeros.
@@ -111,7 +114,7 @@ class BlockLoader {
       const int page = key < item.end_key ? place_.page(item, key) : p_.pages.num_pages;
 #pragma unroll 1
       for (int half = 0; half < kDim / kSwizzleAtomCols; ++half)
-        load_box(map, full, to + static_cast<u32>((half * kBlockKeys + i) * kSwizzleRowBytes), half,
+        load_box(map, full, to + static_cast<u32>(half * kHalf + i * kSwizzleRowBytes), half,
                  place_.slot(item, key), item.kv_head, page);
     }
   }

@@ -28,6 +28,16 @@ __device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }
 
+// By which sums shrink where the largest score grows.
+__device__ __forceinline__ float shrink_factor(float before, float row_max, float scale_log2) {
+  return ex2_approx_ftz((before - finite_row_max(row_max)) * scale_log2);
+}
+// P of a score. `ref`: finite_row_max() of its row.
+template <class Element>
+__device__ __forceinline__ float prob_of(float score, float ref, float scale_log2) {
+  return ex2_approx_ftz(fmaf(score - ref, scale_log2, kPShift<Element>));
+}
+
 // Queries of the lane's rows, a byte each, for masks.
 template <int kRowBlocks>
 __device__ __forceinline__ u32 query_bytes(const Params& p, int lane) {
@@ -68,10 +78,10 @@ __device__ __forceinline__ void block_max(const float (&s)[kRowBlocks][4],
 }
 
 // Sums of a split: 16 kTiles dims of O, the largest score before the scale, and the lane's part of
-// the sum of P. Without tiles only the last two.
+// the sum of P.
 template <class Element, int kRowBlocks, int kTiles>
 struct SplitSums {
-  float o[kTiles > 0 ? kTiles : 1][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
+  float o[kTiles][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -91,13 +101,17 @@ struct SplitSums {
   __device__ __forceinline__ void add_probs(float (&s)[kRowBlocks][4],
                                             const float (&top)[kRowBlocks][2], float scale_log2,
                                             u32 (&p)[kRowBlocks][2]) {
-    if (grows(top)) {
-      float factors[2 * kRowBlocks];
-      rescale(top, scale_log2, factors);
+    if (grows(top)) rescale(top, scale_log2);
 #pragma unroll
-      for (int r = 0; r < 2 * kRowBlocks; ++r) scale_values(r, factors[r]);
+    for (int n = 0; n < kRowBlocks; ++n) {
+      const float ref[2] = {finite_row_max(row_max[n][0]), finite_row_max(row_max[n][1])};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = prob_of<Element>(s[n][i], ref[i % 2], scale_log2);
+      sum[n][0] += s[n][0] + s[n][2];
+      sum[n][1] += s[n][1] + s[n][3];
+      p[n][0] = movmatrix_trans(Element::pack(s[n][0], s[n][1]));
+      p[n][1] = movmatrix_trans(Element::pack(s[n][2], s[n][3]));
     }
-    add_weights(s, scale_log2, p);
   }
 
   // Whether a maximum of any row of the warp grows.
@@ -107,38 +121,18 @@ struct SplitSums {
     for (int i = 0; i < 2 * kRowBlocks; ++i) grows |= top[i / 2][i % 2] > row_max[i / 2][i % 2];
     return __any_sync(0xffffffffu, grows);
   }
-  // All but the values, which scale_values() multiplies by the factors.
-  __device__ __forceinline__ void rescale(const float (&top)[kRowBlocks][2], float scale_log2,
-                                          float (&factors)[2 * kRowBlocks]) {
+  __device__ __forceinline__ void rescale(const float (&top)[kRowBlocks][2], float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2 * kRowBlocks; ++r) {
       float& max = row_max[r / 2][r % 2];
       const float before = max;
       max = fmaxf(before, top[r / 2][r % 2]);
-      factors[r] = ex2_approx_ftz((before - finite_row_max(max)) * scale_log2);
-      // Rounded: add_weights() adds to it, and the compiler would fuse where no branch is between.
-      sum[r / 2][r % 2] = __fmul_rn(sum[r / 2][r % 2], factors[r]);
+      const float factor = shrink_factor(before, max, scale_log2);
+      // Rounded: P is added to it, and the compiler would fuse where no branch is between.
+      sum[r / 2][r % 2] = __fmul_rn(sum[r / 2][r % 2], factor);
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][r / 2][j % 2 * 2 + r % 2] *= factor;
     }
-  }
-  __device__ __forceinline__ void add_weights(float (&s)[kRowBlocks][4], float scale_log2,
-                                              u32 (&p)[kRowBlocks][2]) {
-#pragma unroll
-    for (int n = 0; n < kRowBlocks; ++n) {
-      const float ref[2] = {finite_row_max(row_max[n][0]), finite_row_max(row_max[n][1])};
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[n][i] = ex2_approx_ftz(fmaf(s[n][i] - ref[i % 2], scale_log2, kPShift<Element>));
-      sum[n][0] += s[n][0] + s[n][2];
-      sum[n][1] += s[n][1] + s[n][3];
-      p[n][0] = movmatrix_trans(Element::pack(s[n][0], s[n][1]));
-      p[n][1] = movmatrix_trans(Element::pack(s[n][2], s[n][3]));
-    }
-  }
-
-  // The values of the lane's row r: row 2 (lane % 4) + r % 2 of row block r / 2.
-  __device__ __forceinline__ void scale_values(int r, float factor) {
-#pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][r / 2][j % 2 * 2 + r % 2] *= factor;
   }
   // They become the mean of the values, so that merging cannot overflow. Rows that saw no key get
   // 0, also where a NaN that other rows see reached their sums.
