@@ -263,15 +263,17 @@ class PrefixConsumer {
   template <int kPending>
   __device__ __forceinline__ void finish_values(SplitValues& v, float (&o)[kDim / 2]) {
     float sums[2], factors[2], weights[2];
+    u32 loaded = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = load_float(smem_.row_sums(warp_, v.split, row_of(r)) + 4);
       factors[r] = rcp_approx(sums[r]);
       weights[r] = load_float(smem_.weight(warp_, v.split, row_of(r)));
+      loaded ^= __float_as_uint(sums[r]) ^ __float_as_uint(weights[r]);
     }
     wgmma_wait_group<kPending>();
     warpgroup_fence_operand(v.x);
-    release();
+    release(loaded);
     if (sums[0] == 0.0f || sums[1] == 0.0f) [[unlikely]] {  // all scores are -inf
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) v.x[i] = sums[i % 4 / 2] == 0.0f ? 0.0f : v.x[i];
@@ -292,10 +294,12 @@ class PrefixConsumer {
     next_.next();
     return split;
   }
-  // The first split that has not been released, whose wgmmas are complete.
-  __device__ __forceinline__ void release() {
+  // The first split that has not been released, whose wgmmas are complete. `loaded` depends on
+  // loads that are in flight.
+  __device__ __forceinline__ void release(u32 loaded = 0) {
+    const u32 empty = released_behind(loaded, smem_.empty(first_.stage));
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(smem_.empty(first_.stage));
+    if (lane_ == 0) mbarrier_arrive(empty);
     first_.next();
   }
 
