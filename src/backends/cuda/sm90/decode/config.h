@@ -420,7 +420,7 @@ struct PrefixSmemPlan {
 };
 constexpr PrefixSmemPlan prefix_smem_plan(int dim) {
   PrefixSmemPlan s{};
-  s.half = kSplitKeys * 128;
+  s.half = kSplitKeys * 64 * 2;
   s.stage = dim / 64 * s.half;
   s.stages = dim == 64 ? 6 : 3;
   s.q_pitch = 2 * dim + 16;

@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_runs(const Params& p, const int* common, i
     begin += __ffs(static_cast<int>(runs)) - 1;
     const auto [end, groups] = find_run(common, p.batch, begin, lane);
     for (int b = begin + lane; b < end; b += 32) p.prefix_groups[b] = groups;
-    const int slices = (end - begin + sequences_of_slice - 1) / sequences_of_slice;
+    const int slices = ceil_div(end - begin, sequences_of_slice);
     for (int i = lane; i < slices; i += 32) {
       const int first = begin + i * sequences_of_slice;
       p.slices[num_slices + i] = {first, min(sequences_of_slice, end - first), groups,

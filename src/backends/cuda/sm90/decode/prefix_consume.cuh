@@ -7,10 +7,10 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// A warpgroup has 64 rows and multiplies them with a split by wgmma, rows as M: in the order in
-// which other calls do by mma.sync, keys as M, whose bits are the same. Of each 16 keys a lane has
-// those that it has there in other lanes. A group weighs its splits by the sums of all of them, so
-// K comes first: P of the whole group waits in shared memory for V.
+// A warpgroup has 64 rows and multiplies them with a split by wgmma, rows as M. Products are summed
+// in the order of the other kernels, which multiply by mma.sync, keys as M; the bits are the same.
+// A lane has the keys of a block that two lanes have there (BlockSums). A group weighs its splits
+// by the sums of all of them, so K comes first: P of the whole group waits in shared memory for V.
 template <class V>
 class PrefixConsumer {
   using Element = typename V::Element;
@@ -153,7 +153,7 @@ class PrefixConsumer {
   // 2 (lane % 4) + i % 2, eight more where i > 3.
   __device__ __forceinline__ void add_probs(int split, float (&s)[kSplitKeys / 2]) {
     float row_max[2] = {-HUGE_VALF, -HUGE_VALF};
-    float sum[2][2] = {};  // of keys as SplitSums has them in a lane
+    float sum[2][2] = {};  // [row][lane that would have the keys]: SplitSums' order
 #pragma unroll
     for (int b = 0; b < kSplitBlocks; ++b) {
       const int block = split * kSplitBlocks + b;

@@ -134,25 +134,21 @@ struct SplitSums {
       for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][r / 2][j % 2 * 2 + r % 2] *= factor;
     }
   }
-  // They become the mean of the values, so that merging cannot overflow. Rows that saw no key get
-  // 0, also where a NaN that other rows see reached their sums.
-  __device__ __forceinline__ void normalise_values(int r, float row_sum) {
-    const bool is_empty = row_sum == 0.0f;
-    const float factor = rcp_approx(row_sum);
-#pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) {
-      float& x = o[j / 2][r / 2][j % 2 * 2 + r % 2];
-      x = is_empty ? 0.0f : x * factor;
-    }
-  }
-  // The sums of all lanes.
+  // The sums of P become those of all lanes, O the mean of the values, so that merging cannot
+  // overflow. Rows that saw no key get 0, also where a NaN that other rows see reached their sums.
   __device__ __forceinline__ void normalise() {
 #pragma unroll
     for (int r = 0; r < 2 * kRowBlocks; ++r) {
       float& all = sum[r / 2][r % 2];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
-      normalise_values(r, all);
+      const bool is_empty = all == 0.0f;
+      const float factor = rcp_approx(all);
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) {
+        float& x = o[j / 2][r / 2][j % 2 * 2 + r % 2];
+        x = is_empty ? 0.0f : x * factor;
+      }
     }
   }
 };
