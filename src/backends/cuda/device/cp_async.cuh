@@ -11,6 +11,12 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int byt
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+// `policy`: of L2, as in tma.cuh.
+__device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int bytes, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
+}
 // 4, 8 or 16 bytes, both addresses aligned to them.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(u32 to, const void* from) {

@@ -4,6 +4,7 @@
 
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/decode/params.h"
 #include "backends/cuda/sm90/element.cuh"
 #include "backends/cuda/sm90/shared.cuh"
@@ -128,6 +129,22 @@ __device__ __forceinline__ SequenceRows rows_of_item(const Params& p, int batch_
   if (!p.work.is_uniform) return rows_of(p, batch_idx, reports);
   return {static_cast<int>(p.sizes.seqlen_q), static_cast<int>(p.sizes.seqlen_k), 0, 0};
 }
+// Whether a sequence begins with the page with which the one before does: a shared prefix.
+__device__ __forceinline__ bool shares_first_page(const Params& p, int batch_idx,
+                                                  const SequenceKeys& keys) {
+  if (p.pages.block_table == nullptr || batch_idx == 0 || keys.end_key == 0) return false;
+  const auto first_page = [&](int i) { return p.pages.page_of(i, first_entry(p.used_keys, i), 0); };
+  return first_page(batch_idx) == first_page(batch_idx - 1);
+}
+// How long K and V stay in L2. Where they do not fit and no sequence reads those of another, they
+// leave before the partial results.
+template <int kDim>
+__device__ __forceinline__ bool fits_l2(std::int64_t num_groups) {
+  return num_groups * (kGroupKeys * kDim * 2 * 2) <= kL2Bytes;
+}
+__device__ __forceinline__ u64 policy_of_keys(bool stay) {
+  return stay ? kEvictNormal : kEvictFirst;
+}
 // Head `head_idx` of all; the first of a sequence reports its lengths.
 __device__ __forceinline__ Item item_of_head(const Params& p, int head_idx, bool reports) {
   const int batch_idx = p.by_kv_heads.divide(head_idx);
@@ -154,6 +171,8 @@ class Batch {
       run_log2_ = p.work.run_log2;
       num_items_ = static_cast<int>(p.work.num_items);
       num_slots_ = static_cast<int>(p.work.num_slots);
+      num_groups_ = std::int64_t{groups_of(p.keys).count} * p.batch * p.num_kv_heads;
+      shares_pages_ = p.pages.block_table != nullptr;  // perhaps
     } else {
       count();
     }
@@ -162,6 +181,10 @@ class Batch {
   __device__ int run_log2() const { return run_log2_; }
   __device__ int num_items() const { return num_items_; }
   __device__ int num_slots() const { return num_slots_; }
+  template <int kDim>
+  __device__ u64 policy() const {
+    return policy_of_keys(shares_pages_ || fits_l2<kDim>(num_groups_));
+  }
 
   // By one warp. The heads of the same keys are consecutive items: with heads side by side in
   // memory, CTAs read neighbouring rows at the same time.
@@ -237,27 +260,29 @@ class Batch {
     const int size = entry_size(), begin = static_cast<int>(threadIdx.x) * size;
     const int end = min(begin + size, p_.batch);
     int groups = 0, items = 0, slots = 0, before = 0;
+    bool shares = false;
     SequenceKeys keys;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
       for (int b = begin; b < end; ++b) {
         if (pass == 0 || size > 1) keys = keys_of(b, pass == 0 && blockIdx.x == 0);
+        if (pass == 0 && p_.prefix_groups == nullptr) shares |= shares_first_page(p_, b, keys);
         const HeadWork work = head_work(keys, run_log2_);
         groups += groups_of(keys).count;
         items += work.num_items;
         slots += work.num_slots;
       }
       if (pass == 1) break;
-      const std::int64_t all_groups = block_sum(groups, &before);
-      run_log2_ = choose_run(all_groups * p_.num_kv_heads, p_.num_units);
+      num_groups_ = std::int64_t{block_sum(groups, &before)} * p_.num_kv_heads;
+      run_log2_ = choose_run(num_groups_, p_.num_units);
       items = slots = 0;
     }
     num_items_ = block_sum(items, &before) * p_.num_kv_heads;
     store_shared(items_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
     num_slots_ = block_sum(slots, &before) * p_.num_kv_heads;
     store_shared(slots_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
-    __syncthreads();
+    shares_pages_ = __syncthreads_or(shares) != 0;
   }
 
   // The sequence that item `rest` of the batch belongs to, where each sequence has one head.
@@ -295,6 +320,8 @@ class Batch {
   const Params& p_;
   const u32 smem_;
   int run_log2_ = 0, num_items_, num_slots_;
+  std::int64_t num_groups_;
+  bool shares_pages_;
 };
 
 }  // namespace headrace::cuda::sm90::decode

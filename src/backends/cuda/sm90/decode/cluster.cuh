@@ -136,7 +136,7 @@ class ClusterCta {
     if constexpr (!V::kIsEarly) read_queries<V>(p_, item_, 32 * warp + lane, chunks);
     const WarpSplits splits = splits_of_warp(warp);
     const int stages_log2 = stages_of_warp_log2();
-    BlockCopier<V> copier(p_, lane);
+    BlockCopier<V> copier(p_, lane, kEvictNormal);
     SelfLoadingRing<V, SplitBlocks<V>> ring(copier, {copier, item_, splits, lane},
                                             smem_.block(warp << stages_log2), stages_log2);
     if constexpr (V::kIsEarly) {

@@ -46,6 +46,7 @@ inline constexpr int kItemBytes = 64;
 // The batch's prefix sums in shared memory: an entry for one sequence, or for as many as a thread
 // gets.
 inline constexpr int kBatchEntries = kThreads;
+inline constexpr std::int64_t kL2Bytes = 50 << 20;  // of an H100 and an H200
 
 constexpr int head_dim_bucket(std::int64_t head_dim, std::int64_t head_dim_v) {
   return (head_dim > head_dim_v ? head_dim : head_dim_v) <= 64 ? 64 : 128;

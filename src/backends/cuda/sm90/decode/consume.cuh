@@ -77,6 +77,7 @@ class Consumer {
       if (item.batch_idx < 0) break;
       const u32 loaded = item.loaded();
       fragments_.load(smem_.q(at.slot));
+      split_ = split_of(warp_, at.slot);
       release_item(run_item(item, smem_.item(at.slot), loaded), at);
       if (lane_ == 0) mbarrier_arrive(smem_.written(at.slot));
     }
@@ -98,7 +99,7 @@ class Consumer {
     for (int group = item.first; group < item.end; ++group) {
       Sums sums;
       sums.clear();
-      sum_split(item, blocks_, fragments_, ring_, group * kGroupKeys + warp_ * kSplitKeys, sums);
+      sum_split(item, blocks_, fragments_, ring_, group * kGroupKeys + split_ * kSplitKeys, sums);
       sums.normalise();
       const Item head = load_head(smem_item);
       loaded ^= head.loaded_head();
@@ -164,7 +165,7 @@ class Consumer {
     if (lane_ >= 4) return;
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const u32 to = row_sums_address(warp_, 8 * (i / 2) + 2 * lane_ + i % 2);
+      const u32 to = row_sums_address(split_, 8 * (i / 2) + 2 * lane_ + i % 2);
       store_shared(to, __float_as_uint(sums.row_max[i / 2][i % 2]));
       store_shared(to + 4, __float_as_uint(sums.sum[i / 2][i % 2]));
     }
@@ -176,13 +177,14 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
       const int h = i % 2, d = i / 4 * 16 + (lane_ >> 2) + i % 4 / 2 * 8;
-      store_shared(merge_address(warp_, row + h, d), __float_as_uint(sums.o[i / 4][n][i % 4]));
+      store_shared(merge_address(split_, row + h, d), __float_as_uint(sums.o[i / 4][n][i % 4]));
     }
   }
 
   const Params& p_;
   const Smem<kDim, kRows> smem_;
   const int run_log2_, warp_, lane_;
+  int split_ = 0;  // of each group of the item
   const BlockSums<Element, kRowBlocks> blocks_;
   QueryFragments<kDim, kRows> fragments_;
   WarpRing<Smem<kDim, kRows>, kPlan.stages> ring_;

@@ -78,7 +78,7 @@ class PrefixProducer {
 
  public:
   __device__ PrefixProducer(const Params& p, const Maps& maps, PrefixSmem<kDim> smem, int producer)
-      : used_keys_(p.used_keys), smem_(smem), producer_(producer), blocks_(p, maps) {}
+      : used_keys_(p.used_keys), smem_(smem), producer_(producer), blocks_(p, maps, kEvictFirst) {}
 
   // By one lane.
   __device__ void load(const PrefixItem& x) {

@@ -50,6 +50,12 @@ struct ItemSlot {
   }
 };
 
+// The split of a group that a warp has: in every other item that of a warp in the other half, so
+// that short heads, which have few splits, keep all warps busy.
+__device__ __forceinline__ int split_of(int warp, int slot) {
+  return warp ^ slot * (kConsumerWarps / 2);
+}
+
 // Where keys lie: axes page and slot of the tensor maps.
 class KeyPlace {
  public:
@@ -84,7 +90,8 @@ inline constexpr int kHalfOfBlock = kBlockKeys * kSwizzleRowBytes;
 template <int kDim, int kHalf = kHalfOfBlock>
 class BlockLoader {
  public:
-  __device__ BlockLoader(const Params& p, const Maps& maps) : p_(p), maps_(maps), place_(p) {}
+  __device__ BlockLoader(const Params& p, const Maps& maps, u64 policy)
+      : p_(p), maps_(maps), policy_(policy), place_(p) {}
 
   __device__ bool has_small_boxes() const { return p_.box_keys < kBlockKeys; }
   __device__ int page(const Item& item, int key) { return place_.page(item, key); }
@@ -121,14 +128,15 @@ class BlockLoader {
 
  private:
   static constexpr u32 kBytes = kBlockKeys * kDim * 2;
-  __device__ __forceinline__ static void load_box(const TensorMap& map, u32 full, u32 to, int box,
-                                                  int slot, int kv_head, int page) {
-    cp_async_bulk_tensor_load(to, &map, full, kEvictNormal, box * kSwizzleAtomCols, slot, 0,
-                              kv_head, page);
+  __device__ __forceinline__ void load_box(const TensorMap& map, u32 full, u32 to, int box,
+                                           int slot, int kv_head, int page) const {
+    cp_async_bulk_tensor_load(to, &map, full, policy_, box * kSwizzleAtomCols, slot, 0, kv_head,
+                              page);
   }
 
   const Params& p_;
   const Maps& maps_;
+  const u64 policy_;  // of L2
   KeyPlace place_;
 };
 
@@ -149,7 +157,7 @@ class Producer {
         is_first_(producer == 0),
         lane_(lane),
         warp_(producer * kFedWarps + lane),
-        blocks_(p, maps) {}
+        blocks_(p, maps, batch.policy<kDim>()) {}
 
   // The first item of a CTA is blockIdx.x and needs no counter. The next item is taken before the
   // last loads of the current one are issued, which hides the latency of the atomic. Taken earlier,
@@ -217,7 +225,7 @@ class Producer {
   // A lane loads the splits of a consumer warp, one of each group of the run, into the warp's ring.
   // The page numbers of a split are read while the split before it is loaded.
   __device__ __forceinline__ void load_run(const Item& item, bool takes) {
-    const int first = item.first * kGroupKeys + warp_ * kSplitKeys;
+    const int first = item.first * kGroupKeys + split_of(warp_, slot_.slot) * kSplitKeys;
     const int num_groups = item.end - item.first;
     if (blocks_.has_small_boxes()) {
       if (takes) take_item();

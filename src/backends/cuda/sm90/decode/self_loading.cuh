@@ -16,7 +16,8 @@ class BlockCopier {
   static constexpr int kKeysOfCopy = 32 / kChunks, kCopies = kBlockKeys / kKeysOfCopy;
 
  public:
-  __device__ BlockCopier(const Params& p, int lane) : p_(p), place_(p), lane_(lane) {
+  __device__ BlockCopier(const Params& p, int lane, u64 policy)
+      : p_(p), policy_(policy), place_(p), lane_(lane) {
     const int key = lane / kChunks, chunk = lane % kChunks;
     to_ = static_cast<u32>((chunk / 8 * kBlockKeys + key) * kSwizzleRowBytes);
     swizzle_ = static_cast<u32>((chunk % 8) ^ key) << 4;
@@ -70,7 +71,7 @@ class BlockCopier {
   __device__ __forceinline__ void copy(u32 to, int i, const char* from, bool is_read) const {
     const u32 row = to_ + static_cast<u32>(i * kKeysOfCopy * kSwizzleRowBytes);
     const u32 chunk = swizzle_ ^ (static_cast<u32>(i * kKeysOfCopy % 8) << 4);
-    cp_async_cg_16(to + row + chunk, from, is_read ? 16 : 0);
+    cp_async_cg_16(to + row + chunk, from, is_read ? 16 : 0, policy_);
   }
   __device__ __forceinline__ bool exists(int page) const {
     return p_.pages.block_table == nullptr ||
@@ -93,6 +94,7 @@ class BlockCopier {
   }
 
   const Params& p_;
+  const u64 policy_;  // of L2
   KeyPlace place_;
   const int lane_;
   u32 to_, swizzle_;  // of the lane's chunk in a block

@@ -56,10 +56,12 @@ class Share {
     SequenceRows rows{};
     SequenceKeys keys{};
     int cost = 0;
+    bool stay = false;  // K and V in L2
     if (tid < p.batch) {
       rows = rows_of_item(p, tid, blockIdx.x == 0);
       keys = item_of_head(p, tid, 0, rows).keys();
       cost = share_cost(keys) * p.num_kv_heads;
+      stay = shares_first_page(p, tid, keys);
     }
     int begin, total;
     sum_costs(cost, begin, total);
@@ -75,12 +77,14 @@ class Share {
       store_shared(word(kEndHead), 0);
       store_cut_head(-1);
     }
-    __syncthreads();
+    if (tid == 0) stay |= fits_l2<kDim>(total / kWholeGroupCost);  // others may not know the total
+    policy_ = policy_of_keys(__syncthreads_or(stay) != 0);
     first_head_ = static_cast<int>(load_shared(word(kFirstHead)));
     end_head_ = static_cast<int>(load_shared(word(kEndHead)));
   }
 
   __device__ ShareCursor begin() const { return {segments(), first_head_, end_head_}; }
+  __device__ u64 policy() const { return policy_; }
 
  private:
   // Words behind the segments: the costs of each warp's sequences are the first.
@@ -136,6 +140,7 @@ class Share {
   const Params& p_;
   const u32 base_;
   int first_head_, end_head_;
+  u64 policy_;
 };
 
 // The blocks of a warp's splits of a share that a row sees. Pages are read a group ahead.
@@ -212,7 +217,7 @@ class ShareCta {
     Chunk chunks[kQueryChunks<V, kShareThreads>];
     if constexpr (!V::kIsEarly) read_queries<V>(p_, at.item(), 32 * warp_ + lane_, chunks);
     const int first_block = warp_ << kPlan.stages_log2;
-    BlockCopier<V> copier(p_, lane_);
+    BlockCopier<V> copier(p_, lane_, share.policy());
     SelfLoadingRing<V, ShareBlocks<V>> ring(copier, {copier, at, warp_, lane_},
                                             base_ + static_cast<u32>(first_block * kPlan.block),
                                             kPlan.stages_log2);
