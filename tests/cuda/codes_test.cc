@@ -18,11 +18,16 @@ using Bytes = std::vector<unsigned char>;
 // A call whose tensors are on the device.
 class DeviceCall {
  public:
-  explicit DeviceCall(QuantisedCall& call)
+  // Scales begin `scale_offset` bytes behind a multiple of 256.
+  explicit DeviceCall(QuantisedCall& call, std::size_t scale_offset = 0)
       : call_(call),
-        moved_(call, HEADRACE_CUDA, [this](const QuantisedCall::Memory& memory, headrace_tensor&) {
-          return copies_.emplace_back(memory).device.data();
+        moved_(call, HEADRACE_CUDA, [&](const QuantisedCall::Memory& memory, headrace_tensor&) {
+          const headrace_quantised_kv& scales = *call.tensors().quantised;
+          const bool is_scale =
+              memory.data == scales.k_scale.data || memory.data == scales.v_scale.data;
+          return copies_.emplace_back(memory, is_scale ? scale_offset : 0).data();
         }) {}
+  headrace_attention_tensors& tensors() { return moved_.tensors; }
 
   // Empty, or why the kernel did not run.
   std::string run(const Kernel& kernel) {
@@ -50,11 +55,17 @@ class DeviceCall {
 
  private:
   struct Copy {
-    explicit Copy(const QuantisedCall::Memory& memory)
-        : host(memory),
-          device(Bytes(static_cast<unsigned char*>(memory.data),
-                       static_cast<unsigned char*>(memory.data) + memory.bytes)) {}
+    Copy(const QuantisedCall::Memory& memory, std::size_t first)
+        : host(memory), offset(first), device(bytes_behind(memory, first)) {}
+    unsigned char* data() const { return device.data() + offset; }
+    static Bytes bytes_behind(const QuantisedCall::Memory& memory, std::size_t offset) {
+      Bytes bytes(offset, 0xff);
+      const auto* data = static_cast<const unsigned char*>(memory.data);
+      bytes.insert(bytes.end(), data, data + memory.bytes);
+      return bytes;
+    }
     QuantisedCall::Memory host;
+    std::size_t offset;
     OnDevice<unsigned char> device;
   };
   QuantisedCall& call_;
@@ -136,6 +147,41 @@ TEST(CudaCodes, PageIndptrHasTheBitsOfABlockTable) {
     ASSERT_EQ(of_entries.out(), of_table.out()) << text_of(c);
     ASSERT_EQ(of_entries.lse(), of_table.lse()) << text_of(c);
   }
+}
+
+// With zero points words of scales are copied four at a time where they lie at a multiple of that.
+TEST(CudaCodes, ScalesAtAnyWordGiveTheSameBits) {
+  HEADRACE_NEEDS_GPU(80);
+  Random random(25);
+  const Kernel& kernel = kernel_named("cuda_sm80_codes");
+  for (int i = 0; i < 40; ++i) {
+    QuantisedCase c = fast_case(random);
+    if (i % 2 == 0) {
+      c.k_dtype = c.v_dtype = i % 4 == 0 ? DType::u4x2 : DType::u2x4;
+      c.page_size = c.group = 32;
+    }
+    QuantisedCall aligned(c), at_word(c);
+    ASSERT_EQ(DeviceCall(aligned).run(kernel), "") << text_of(c);
+    ASSERT_EQ(DeviceCall(at_word, 4).run(kernel), "") << text_of(c);
+    ASSERT_EQ(at_word.out(), aligned.out()) << text_of(c);
+    ASSERT_EQ(at_word.lse(), aligned.lse()) << text_of(c);
+  }
+}
+
+TEST(CudaCodes, PagesFarApartAreRefused) {
+  HEADRACE_NEEDS_GPU(80);
+  QuantisedCase c;
+  c.dtype = DType::bf16;
+  c.k_dtype = c.v_dtype = DType::i8;
+  c.group = c.page_size = 16;
+  c.head_dim = c.head_dim_v = 64;
+  c.keys = {1000};
+  c.queries = {1};
+  QuantisedCall call(c);
+  DeviceCall on_device(call);
+  on_device.tensors().k.strides[0] = std::int64_t{1} << 32;
+  const std::string refusal = on_device.run(kernel_named("cuda_sm80_codes"));
+  EXPECT_NE(refusal.find("4 GiB apart"), std::string::npos) << refusal;
 }
 
 // Later keys of a warp have far larger scores, so that all sums so far follow.

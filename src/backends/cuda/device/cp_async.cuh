@@ -27,6 +27,17 @@ __device__ __forceinline__ void cp_async(u32 to, const void* from) {
                  : "memory");
   }
 }
+// The same, and the rest of the 128-byte line comes to L2: others read it soon.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_of_line(u32 to, const void* from) {
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from),
+                 "n"(kBytes)
+                 : "memory");
+}
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

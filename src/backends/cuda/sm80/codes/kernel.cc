@@ -127,11 +127,14 @@ bool read_pages(const void* data, const std::int64_t (&strides)[3], std::int64_t
                 std::int64_t bytes, const Problem& p, PageRows& to) {
   const auto [page, slot, head] = strides;
   constexpr std::int64_t kMost = INT32_MAX / 4;
+  // One page may have any stride.
+  const std::int64_t stride_page = p.num_pages > 1 ? saturating_product({page, bytes}) : 0;
+  if (stride_page < 0 || stride_page > UINT32_MAX) return false;
   if (saturating_product({std::abs(slot), p.page_size, bytes}) > kMost ||
       saturating_product({std::abs(head), p.num_kv_heads, bytes}) > kMost || row * bytes > kMost)
     return false;
-  to = {static_cast<const std::byte*>(data), page * bytes, static_cast<std::int32_t>(slot * bytes),
-        static_cast<std::int32_t>(head * bytes)};
+  to = {static_cast<const std::byte*>(data), static_cast<std::uint32_t>(stride_page),
+        static_cast<std::int32_t>(slot * bytes), static_cast<std::int32_t>(head * bytes)};
   return true;
 }
 bool read_pages(const Operand& x, std::int64_t row, const Problem& p, PageRows& to) {
@@ -158,6 +161,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .v = {},
                 .k_scale = {},
                 .v_scale = {},
+                .has_whole_scales = false,
                 .pages = page_table_of(p, args, own.by_page_size),
                 .k_recent = args.recent.k,
                 .v_recent = args.recent.v,
@@ -183,8 +187,18 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
       !read_pages(args.v_scale, scales_of_value(codes, p.head_dim_v), p, params.v_scale))
     return unsupported(
         "k and v: pages whose slots or heads span more than 512 MiB with page_size={} and "
-        "num_kv_heads={}; put the axes of a page next to each other",
+        "num_kv_heads={}, or that are 4 GiB apart or in falling order; put the axes of a page next "
+        "to each other",
         p.page_size, p.num_kv_heads);
+  const auto lies_at = [](const PageRows& x, std::int64_t bytes) {
+    return (reinterpret_cast<std::uintptr_t>(x.data) | x.stride_page |
+            static_cast<std::uint32_t>(x.stride_slot) | static_cast<std::uint32_t>(x.stride_head)) %
+               static_cast<std::uintptr_t>(bytes) ==
+           0;
+  };
+  const std::int64_t scale_bytes = p.head_dim / 32 * 4;  // of a value, or of a lane's part of K
+  params.has_whole_scales =
+      lies_at(params.k_scale, scale_bytes) && lies_at(params.v_scale, scale_bytes);
   if (own.is_split) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     params.partial =

@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
   using Ring = typename Warp::RingOf;
   extern __shared__ uint4 smem[];
   __shared__ int free_stage[kWarps];
+  // Not in registers, nor computed for each block.
+  __shared__ LaneOffsets offsets[32];
   // Of the chunks so far, not in registers: a warp needs all of those for its blocks.
   __shared__ Result<kDim> so_far[32 * kWarps];
   auto* const stages = reinterpret_cast<typename Warp::Stage_*>(smem);
@@ -97,8 +99,10 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
   if (tile.num_rows == 0 || first_chunk >= num_chunks) return;
   const int last_chunk = min(first_chunk + p.split_chunks, num_chunks);
   const bool has_parts = p.partial != nullptr && num_chunks > 1;
-  Warp mine(p, tile, stages + warp * Ring::kStages);
+  Warp mine(p, tile, stages + warp * Ring::kStages, offsets);
   auto& rows = mine.rows;
+  if (thread < 32) offsets[thread] = mine.lane_offsets();
+  __syncthreads();
   // The last row sees the most keys.
   mine.start(max(rows.begin_of(rows.position_of(0)), first_chunk * kChunkKeys),
              min(rows.end_of(rows.position_of(tile.num_rows - 1)), last_chunk * kChunkKeys));

@@ -25,8 +25,12 @@ inline constexpr int kMaxSplitRows = 64;
 // K, V or their scales in pages, in bytes. A page ends within 2 GiB.
 struct PageRows {
   const std::byte* data;
-  std::int64_t stride_page;
+  std::uint32_t stride_page;
   std::int32_t stride_slot, stride_head;
+};
+// What a lane copies first of a block, in bytes from the block's first slot of head 0.
+struct alignas(16) LaneOffsets {
+  std::int32_t k, v, k_scale, v_scale;
 };
 
 struct Params {
@@ -38,6 +42,7 @@ struct Params {
   // Scales are floats; with zero points words (core/quantise.h), of K a slot for each group of
   // keys.
   PageRows k, v, k_scale, v_scale;
+  bool has_whole_scales;  // zero points: a lane's words of a scale lie at their multiple
   PageTable pages;
   Operand k_recent, v_recent;  // data null: no recent keys
   const std::int32_t* recent_table;

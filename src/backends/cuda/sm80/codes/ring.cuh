@@ -15,6 +15,16 @@ struct ResultPiece {
   float reference[kRows], sum[kRows];
 };
 
+// From shared memory.
+__device__ __forceinline__ LaneOffsets load_offsets(u32 address) {
+  LaneOffsets x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.k), "=r"(x.v), "=r"(x.k_scale), "=r"(x.v_scale)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
 // A block has kKeys keys; a warp has every kWarps-th.
 template <class Stage, int kStages_, int kKeys, int kDim, int kRows>
 struct BlockRing {
@@ -25,12 +35,14 @@ struct BlockRing {
   static_assert(sizeof(Piece) <= sizeof(Stage) && kFreeStages <= kStages);
 
   Stage* stages;
+  u32 address;  // of `stages`
   PagesOfWarp pages;
   int block, next, last;   // to sum, to copy, behind all
   int head = 0, tail = 0;  // stages of `block` and of `next`
   u32 unreadable = 0;      // a bit for each stage
 
-  // The blocks of keys [begin, end). copy(place, stage) starts the copies of a lane.
+  // The blocks of keys [begin, end). copy(place, to) starts the copies of a lane to the stage at
+  // address `to`.
   template <class Copy>
   __device__ void start(const Params& p, const Tile& tile, int begin, int end, const Copy& copy) {
     const int first = begin / kKeys, warp = static_cast<int>(threadIdx.x) / 32;
@@ -77,7 +89,7 @@ struct BlockRing {
     if (next < last) {
       const Place place = pages.place_of(p, tile, next, last, kKeys);
       unreadable = (unreadable & ~(1u << tail)) | (place.is_readable ? 0u : 1u << tail);
-      copy(place, stages[tail]);
+      copy(place, address + static_cast<u32>(tail) * static_cast<u32>(sizeof(Stage)));
       next += kWarps;
       tail = tail + 1 == kStages ? 0 : tail + 1;
     }

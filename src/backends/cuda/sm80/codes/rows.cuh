@@ -33,6 +33,12 @@ __device__ __forceinline__ int lane_again() {
   return lane;
 }
 
+// The address of an object in shared memory, by a warp. It stays in a register: ptxas computes
+// addresses anew for each use, with reads of special registers, but not what a shuffle returned.
+__device__ __forceinline__ u32 kept_address(const void* p) {
+  return __shfl_sync(0xffffffffu, smem_address(p), static_cast<int>(threadIdx.x) % 32);
+}
+
 template <int kWords>
 __device__ __forceinline__ void load_words(const void* from, u32* to) {
   if constexpr (kWords == 1) {
@@ -64,40 +70,53 @@ struct Weights {
 
 // Where a block of keys lies. Page 0 if it cannot be read.
 struct Place {
-  int page, slot;
+  u32 page, slot;
   bool is_readable;
 
   // `at`: an offset in a page, of its first slot.
-  __device__ const std::byte* in(const PageRows& x, int at) const {
-    return x.data + page * x.stride_page + (slot * x.stride_slot + at);
-  }
+  __device__ const std::byte* in(const PageRows& x, int at) const { return row(x, slot, at); }
   // Of rows of groups of keys.
-  __device__ const std::byte* in_groups(const PageRows& x, int at, int group) const {
-    return x.data + page * x.stride_page + (slot / group * x.stride_slot + at);
+  __device__ const std::byte* in_groups(const PageRows& x, int at, u32 group) const {
+    return row(x, slot / group, at);
+  }
+
+ private:
+  __device__ const std::byte* row(const PageRows& x, u32 idx, int at) const {
+    return x.data + std::uint64_t{page} * x.stride_page +
+           (static_cast<int>(idx) * x.stride_slot + at);
   }
 };
 
-// The pages of the blocks of a warp, which are kWarps apart: lane i has that of the i-th.
+// The pages of the blocks of a warp, which are kWarps apart: lane i has that of the i-th, and its
+// slot there.
 struct PagesOfWarp {
   int first, page_of_lane;
+  u32 slot_of_lane;
 
   __device__ void find(const Params& p, const Tile& tile, int block, int last, int block_keys) {
     first = block;
     page_of_lane = -1;
+    slot_of_lane = 0;
     const int of_lane = block + static_cast<int>(threadIdx.x) % 32 * kWarps;
     if (of_lane >= last) return;
-    page_of_lane = p.pages.page_of(tile.batch_idx, static_cast<int>(tile.sequence.row_k),
-                                   of_lane * block_keys);
+    const int key = of_lane * block_keys;
+    slot_of_lane = static_cast<u32>(key - p.pages.by_page_size.divide(key) * p.pages.page_size);
+    page_of_lane = p.pages.page_of(tile.batch_idx, static_cast<int>(tile.sequence.row_k), key);
     if (page_of_lane >= 0 && page_of_lane < p.pages.num_pages) return;
     report_length_error(p.lengths.error_word, LengthError::block_table, tile.batch_idx);
     page_of_lane = -1;
   }
   __device__ Place place_of(const Params& p, const Tile& tile, int block, int last,
                             int block_keys) {
-    if ((block - first) / kWarps >= 32) find(p, tile, block, last, block_keys);
-    const int page = __shfl_sync(0xffffffffu, page_of_lane, (block - first) / kWarps);
-    const int key = block * block_keys;
-    return {max(page, 0), key - p.pages.by_page_size.divide(key) * p.pages.page_size, page >= 0};
+    if (at(block) >= 32) find(p, tile, block, last, block_keys);
+    const int page = __shfl_sync(0xffffffffu, page_of_lane, at(block));
+    const u32 slot = __shfl_sync(0xffffffffu, slot_of_lane, at(block));
+    return {static_cast<u32>(max(page, 0)), slot, page >= 0};
+  }
+
+ private:
+  __device__ int at(int block) const {
+    return static_cast<int>(static_cast<u32>(block - first) / kWarps);
   }
 };
 

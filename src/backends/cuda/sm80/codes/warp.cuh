@@ -47,8 +47,19 @@ class Warp {
   static constexpr int kPieceWords = Stage_::kPieceBytes / 4;
   static constexpr int kPieceElements = kKeyElements / kPieces;
 
-  __device__ Warp(const Params& p, const Tile& tile, Stage_* stages)
-      : rows(p, tile), ring{.stages = stages}, value_slot_(Stage_::value_slot(rows.g, rows.c)) {}
+  // `offsets`: lane_offsets() of all lanes.
+  __device__ Warp(const Params& p, const Tile& tile, Stage_* stages, const LaneOffsets* offsets)
+      : rows(p, tile),
+        ring{.stages = stages, .address = kept_address(stages)},
+        offsets_(kept_address(offsets + rows.lane)),
+        value_slot_(Stage_::value_slot(rows.g, rows.c)) {}
+  __device__ LaneOffsets lane_offsets() const {
+    const Params& p = rows.p;
+    const int of_scale = rows.lane % kBlockKeys;
+    return {rows.offset_of(p.k, key_of(rows.g)) + rows.c * Stage_::kPieceBytes,
+            rows.offset_of(p.v, 4 * rows.c) + rows.g * Stage_::kValueBytes,
+            rows.offset_of(p.k_scale, of_scale), rows.offset_of(p.v_scale, of_scale)};
+  }
 
   // Before add_until(): the blocks of codes of keys [begin, end).
   __device__ void start(int begin, int end) {
@@ -126,26 +137,31 @@ class Warp {
   }
 
   __device__ auto copy() {
-    return [this](const Place& place, Stage_& to) {
+    return [this](const Place& place, u32 to) {
       const Params& p = rows.p;
-      const int lane = lane_again(), g = lane / 4, c = lane % 4;
-      const std::byte* k = place.in(p.k, rows.offset_of(p.k, key_of(g)) + c * Stage_::kPieceBytes);
-      const std::byte* v = place.in(p.v, rows.offset_of(p.v, 4 * c) + g * Stage_::kValueBytes);
-      const std::byte* k_scale = place.in(p.k_scale, rows.offset_of(p.k_scale, lane % kBlockKeys));
-      const std::byte* v_scale = place.in(p.v_scale, rows.offset_of(p.v_scale, lane % kBlockKeys));
+      const LaneOffsets at = load_offsets(offsets_);
+      const u32 lane = static_cast<u32>(rows.lane);
+      const std::byte *k = place.in(p.k, at.k), *v = place.in(p.v, at.v);
+      const u32 to_k = to + static_cast<u32>(offsetof(Stage_, k)) + lane * Stage_::kPieceBytes;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece)
-          cp_async<Stage_::kPieceBytes>(
-              smem_address(to.k[i * kPieces + piece][rows.lane]),
+          cp_async_of_line<Stage_::kPieceBytes>(
+              to_k + static_cast<u32>(sizeof(Stage_::k[0])) * (i * kPieces + piece),
               k + 2 * i * p.k.stride_slot + piece * 4 * Stage_::kPieceBytes);
       }
-      cp_async<4>(smem_address(&to.k_scale[rows.lane % kBlockKeys]), k_scale);
-      cp_async<4>(smem_address(&to.v_scale[rows.lane % kBlockKeys]), v_scale);
+      const u32 of_scale = to + lane % kBlockKeys * 4;
+      cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, k_scale)),
+                          place.in(p.k_scale, at.k_scale));
+      cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, v_scale)),
+                          place.in(p.v_scale, at.v_scale));
+      const u32 to_v = to + static_cast<u32>(offsetof(Stage_, v)) +
+                       static_cast<u32>(value_slot_) * Stage_::kValueBytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        cp_async<Stage_::kValueBytes>(smem_address(to.v[i][value_slot_]), v + i * p.v.stride_slot);
+        cp_async_of_line<Stage_::kValueBytes>(to_v + static_cast<u32>(sizeof(Stage_::v[0])) * i,
+                                              v + i * p.v.stride_slot);
     };
   }
 
@@ -246,6 +262,7 @@ class Warp {
         tile[i] = tile[i] * (kUnit / Steps::key_factor(i / 2)) - Format::kOffset * weights_[i % 2];
   }
 
+  const u32 offsets_;  // the address of the lane's
   const int value_slot_;
   u32 q_[kSteps][2];
   float score_factor_[2], key_offset_[2];

@@ -52,12 +52,26 @@ class ZeroPointWarp {
   static constexpr int kPieces = Stage_::kPieces;
   static constexpr int kGroups = kDim / 32;  // of a value
   static constexpr int kCopies = kGroups / kPieces;
+  static constexpr int kKeyScaleBytes = kDim / 32 * 4;  // that a lane copies
   using RowsOf = Rows<Element, kDim, kUnit, kCopies, kGroupKeys>;
   using RingOf = BlockRing<Stage_, kStages_, kGroupKeys, kDim, kTileRows / kCopies>;
   static constexpr int kLaneRows = RowsOf::kLaneRows, kUnitTiles = RowsOf::kUnitTiles;
 
-  __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages)
-      : rows(p, tile), ring{.stages = stages} {}
+  // `offsets`: lane_offsets() of all lanes.
+  __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages,
+                           const LaneOffsets* offsets)
+      : rows(p, tile),
+        ring{.stages = stages, .address = kept_address(stages)},
+        offsets_(kept_address(offsets + rows.lane)) {}
+  __device__ LaneOffsets lane_offsets() const {
+    const Params& p = rows.p;
+    const int key = rows.lane / kPieces, piece = rows.lane % kPieces;
+    const bool is_whole = p.has_whole_scales;
+    return {rows.offset_of(p.k, key) + piece * 16, rows.offset_of(p.v, key) + piece * 16,
+            rows.offset_of(p.k_scale, 0) + rows.lane * (is_whole ? kKeyScaleBytes : 4),
+            is_whole ? rows.offset_of(p.v_scale, rows.lane)
+                     : rows.offset_of(p.v_scale, rows.lane / kGroups) + rows.lane % kGroups * 4};
+  }
 
   // Before add_until(): the groups of codes of keys [begin, end).
   __device__ void start(int begin, int end) {
@@ -133,30 +147,37 @@ class ZeroPointWarp {
   }
 
   __device__ auto copy() {
-    return [this](const Place& place, Stage_& to) {
+    return [this](const Place& place, u32 to) {
       const Params& p = rows.p;
-      const int lane = lane_again();
-      const int first_key = lane / kPieces, piece = lane % kPieces;
-      const std::byte* k = place.in(p.k, rows.offset_of(p.k, first_key) + piece * 16);
-      const std::byte* v = place.in(p.v, rows.offset_of(p.v, first_key) + piece * 16);
-      const std::byte* k_scale =
-          place.in_groups(p.k_scale, rows.offset_of(p.k_scale, 0) + lane * 4, kGroupKeys);
-      const std::byte* v_scale =
-          place.in(p.v_scale, rows.offset_of(p.v_scale, lane / kGroups) + lane % kGroups * 4);
+      const LaneOffsets at = load_offsets(offsets_);
+      const std::byte *k = place.in(p.k, at.k), *v = place.in(p.v, at.v);
+      const int lane = rows.lane, first_key = lane / kPieces, piece = lane % kPieces;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int keys = 32 / kPieces * i, key = keys + first_key;
-        const int at = Stage_::swizzled(key, piece);
-        cp_async<16>(smem_address(to.k[key][at]), k + keys * p.k.stride_slot);
-        cp_async<16>(smem_address(to.v[key][at]), v + keys * p.v.stride_slot);
+        const u32 row = to + static_cast<u32>(16 * (key * kPieces + Stage_::swizzled(key, piece)));
+        cp_async_of_line<16>(row + static_cast<u32>(offsetof(Stage_, k)),
+                             k + keys * p.k.stride_slot);
+        cp_async_of_line<16>(row + static_cast<u32>(offsetof(Stage_, v)),
+                             v + keys * p.v.stride_slot);
+      }
+      const std::byte* k_scale = place.in_groups(p.k_scale, at.k_scale, kGroupKeys);
+      const std::byte* v_scale = place.in(p.v_scale, at.v_scale);
+      const u32 to_k = to + static_cast<u32>(offsetof(Stage_, k_scale));
+      const u32 to_v = to + static_cast<u32>(offsetof(Stage_, v_scale));
+      if (p.has_whole_scales) {
+        cp_async_of_line<kKeyScaleBytes>(to_k + static_cast<u32>(kKeyScaleBytes * lane), k_scale);
+        cp_async_of_line<4 * kGroups>(to_v + static_cast<u32>(16 * lane), v_scale);
+        return;
       }
       // Words may lie at any address of four bytes.
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
-        cp_async<4>(smem_address(&to.k_scale[32 * i + lane]), k_scale + 128 * i);
+        cp_async_of_line<4>(to_k + static_cast<u32>(4 * (32 * i + lane)), k_scale + 128 * i);
         const int keys = 32 / kGroups * i;
-        cp_async<4>(smem_address(&to.v_scale[keys + lane / kGroups][lane % kGroups]),
-                    v_scale + keys * p.v_scale.stride_slot);
+        cp_async_of_line<4>(
+            to_v + static_cast<u32>(16 * (keys + lane / kGroups) + lane % kGroups * 4),
+            v_scale + keys * p.v_scale.stride_slot);
       }
     };
   }
@@ -328,6 +349,7 @@ class ZeroPointWarp {
     }
   }
 
+  const u32 offsets_;  // the address of the lane's
   u32 q_[kDim / 8];
   float score_factor_[kLaneRows];
   float zeros_[4];  // sums of weights times zero points, see finish()
