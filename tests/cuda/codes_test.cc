@@ -149,7 +149,7 @@ TEST(CudaCodes, PageIndptrHasTheBitsOfABlockTable) {
   }
 }
 
-// With zero points words of scales are copied four at a time where they lie at a multiple of that.
+// With zero points words of scales are copied four at a time where they are aligned to that.
 TEST(CudaCodes, ScalesAtAnyWordGiveTheSameBits) {
   HEADRACE_NEEDS_GPU(80);
   Random random(25);

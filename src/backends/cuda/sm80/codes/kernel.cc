@@ -145,6 +145,19 @@ bool read_pages(const ScaleOperand& x, std::int64_t row, const Problem& p, PageR
                     to);
 }
 
+// Whether the words of a value's scales, and those of K that a lane copies, are aligned to their
+// bytes everywhere.
+bool has_whole_scales(const Params& params, const Problem& p) {
+  const auto bytes = static_cast<std::uintptr_t>(p.head_dim / 32 * 4);
+  const auto lies_at_multiples = [&](const PageRows& x) {
+    return (reinterpret_cast<std::uintptr_t>(x.data) | x.stride_page |
+            static_cast<std::uint32_t>(x.stride_slot) | static_cast<std::uint32_t>(x.stride_head)) %
+               bytes ==
+           0;
+  };
+  return lies_at_multiples(params.k_scale) && lies_at_multiples(params.v_scale);
+}
+
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const auto own = plan.schedule.kernel_plan.get<CodesPlan>();
@@ -187,18 +200,11 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
       !read_pages(args.v_scale, scales_of_value(codes, p.head_dim_v), p, params.v_scale))
     return unsupported(
         "k and v: pages whose slots or heads span more than 512 MiB with page_size={} and "
-        "num_kv_heads={}, or that are 4 GiB apart or in falling order; put the axes of a page next "
+        "num_kv_heads={}, or that are 4 GiB apart or in descending order; put the axes of a page "
+        "next "
         "to each other",
         p.page_size, p.num_kv_heads);
-  const auto lies_at = [](const PageRows& x, std::int64_t bytes) {
-    return (reinterpret_cast<std::uintptr_t>(x.data) | x.stride_page |
-            static_cast<std::uint32_t>(x.stride_slot) | static_cast<std::uint32_t>(x.stride_head)) %
-               static_cast<std::uintptr_t>(bytes) ==
-           0;
-  };
-  const std::int64_t scale_bytes = p.head_dim / 32 * 4;  // of a value, or of a lane's part of K
-  params.has_whole_scales =
-      lies_at(params.k_scale, scale_bytes) && lies_at(params.v_scale, scale_bytes);
+  params.has_whole_scales = has_whole_scales(params, p);
   if (own.is_split) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     params.partial =
