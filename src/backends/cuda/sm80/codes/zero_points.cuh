@@ -61,7 +61,8 @@ class ZeroPointWarp {
   __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages,
                            const LaneOffsets* offsets)
       : rows(p, tile),
-        ring{.stages = stages, .address = kept_address(stages)},
+        // Not kept: with 4 bits there is no register for it.
+        ring{.stages = stages, .address = smem_address(stages)},
         offsets_(kept_address(offsets + rows.lane)) {}
   __device__ LaneOffsets lane_offsets() const {
     const Params& p = rows.p;
@@ -151,7 +152,9 @@ class ZeroPointWarp {
       const Params& p = rows.p;
       const LaneOffsets at = load_offsets(offsets_);
       const std::byte *k = place.in(p.k, at.k), *v = place.in(p.v, at.v);
-      const int lane = rows.lane, first_key = lane / kPieces, piece = lane % kPieces;
+      const u32 lane = static_cast<u32>(rows.lane);
+      const int first_key = static_cast<int>(lane / kPieces);
+      const int piece = static_cast<int>(lane % kPieces);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int keys = 32 / kPieces * i, key = keys + first_key;
@@ -166,17 +169,17 @@ class ZeroPointWarp {
       const u32 to_k = to + static_cast<u32>(offsetof(Stage_, k_scale));
       const u32 to_v = to + static_cast<u32>(offsetof(Stage_, v_scale));
       if (p.has_whole_scales) {
-        cp_async_of_line<kKeyScaleBytes>(to_k + static_cast<u32>(kKeyScaleBytes * lane), k_scale);
-        cp_async_of_line<4 * kGroups>(to_v + static_cast<u32>(16 * lane), v_scale);
+        cp_async_of_line<kKeyScaleBytes>(to_k + kKeyScaleBytes * lane, k_scale);
+        cp_async_of_line<4 * kGroups>(to_v + 16 * lane, v_scale);
         return;
       }
       // Words may lie at any address of four bytes.
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
-        cp_async_of_line<4>(to_k + static_cast<u32>(4 * (32 * i + lane)), k_scale + 128 * i);
+        cp_async_of_line<4>(to_k + 4 * (static_cast<u32>(32 * i) + lane), k_scale + 128 * i);
         const int keys = 32 / kGroups * i;
         cp_async_of_line<4>(
-            to_v + static_cast<u32>(16 * (keys + lane / kGroups) + lane % kGroups * 4),
+            to_v + 16 * (static_cast<u32>(keys) + lane / kGroups) + lane % kGroups * 4,
             v_scale + keys * p.v_scale.stride_slot);
       }
     };
