@@ -13,7 +13,7 @@ __host__ __device__ constexpr u32 swizzle128(u32 offset) {
   return offset ^ ((offset >> 7 & 7u) << 4);
 }
 
-// L2 cache policies, as createpolicy.fractional encodes them for a fraction of 1.
+// L2 cache policies as createpolicy encodes them: of all lines; normal: a 16th evict_unchanged.
 inline constexpr u64 kEvictNormal = 0x1000000000000000ull;
 inline constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 inline constexpr u64 kEvictLast = 0x14F0000000000000ull;

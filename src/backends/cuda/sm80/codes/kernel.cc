@@ -122,7 +122,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
 }
 
 // A page of K, V or their scales, whose rows have `row` elements of `bytes` each. False: an offset
-// in it may not fit 32 bits.
+// in it, or the stride of pages, may not fit 32 bits.
 bool read_pages(const void* data, const std::int64_t (&strides)[3], std::int64_t row,
                 std::int64_t bytes, const Problem& p, PageRows& to) {
   const auto [page, slot, head] = strides;

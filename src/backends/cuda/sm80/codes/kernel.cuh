@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
   using Ring = typename Warp::RingOf;
   extern __shared__ uint4 smem[];
   __shared__ int free_stage[kWarps];
-  // Not in registers, nor computed for each block.
+  // Offsets are neither kept in registers nor computed for each block.
   __shared__ LaneOffsets offsets[32];
   // Of the chunks so far, not in registers: a warp needs all of those for its blocks.
   __shared__ Result<kDim> so_far[32 * kWarps];

@@ -136,12 +136,12 @@ __device__ __forceinline__ bool shares_first_page(const Params& p, int batch_idx
   const auto first_page = [&](int i) { return p.pages.page_of(i, first_entry(p.used_keys, i), 0); };
   return first_page(batch_idx) == first_page(batch_idx - 1);
 }
-// How long K and V stay in L2. Where they do not fit and no sequence reads those of another, they
-// leave before the partial results.
+// Whether K and V of so many groups fit L2.
 template <int kDim>
 __device__ __forceinline__ bool fits_l2(std::int64_t num_groups) {
   return num_groups * (kGroupKeys * kDim * 2 * 2) <= kL2Bytes;
 }
+// Keys that are read once leave L2 before the partial results.
 __device__ __forceinline__ u64 policy_of_keys(bool stay) {
   return stay ? kEvictNormal : kEvictFirst;
 }
@@ -172,7 +172,7 @@ class Batch {
       num_items_ = static_cast<int>(p.work.num_items);
       num_slots_ = static_cast<int>(p.work.num_slots);
       num_groups_ = std::int64_t{groups_of(p.keys).count} * p.batch * p.num_kv_heads;
-      shares_pages_ = p.pages.block_table != nullptr;  // perhaps
+      shares_pages_ = p.pages.block_table != nullptr;  // tables are not compared
     } else {
       count();
     }
