@@ -151,11 +151,13 @@ class Warp {
               to_k + static_cast<u32>(sizeof(Stage_::k[0])) * (i * kPieces + piece),
               k + 2 * i * p.k.stride_slot + piece * 4 * Stage_::kPieceBytes);
       }
-      const u32 of_scale = to + lane % kBlockKeys * 4;
-      cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, k_scale)),
-                          place.in(p.k_scale, at.k_scale));
-      cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, v_scale)),
-                          place.in(p.v_scale, at.v_scale));
+      if (lane < kBlockKeys) {
+        const u32 of_scale = to + lane * 4;
+        cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, k_scale)),
+                            place.in(p.k_scale, at.k_scale));
+        cp_async_of_line<4>(of_scale + static_cast<u32>(offsetof(Stage_, v_scale)),
+                            place.in(p.v_scale, at.v_scale));
+      }
       const u32 to_v = to + static_cast<u32>(offsetof(Stage_, v)) +
                        static_cast<u32>(value_slot_) * Stage_::kValueBytes;
 #pragma unroll
