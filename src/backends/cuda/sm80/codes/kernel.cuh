@@ -21,6 +21,12 @@ struct Result {
     reference = -HUGE_VALF;
     sum = 0;
   }
+  // Adds keys of a reference that is not larger.
+  __device__ __forceinline__ void add(const float* from, float of_keys, float sum_of_keys) {
+    const float factor = of_keys == -HUGE_VALF ? 0.0f : ex2_approx_ftz(of_keys - reference);
+    sum = fmaf(sum_of_keys, factor, sum);
+    for (int i = 0; i < kElements; ++i) o[i] = fmaf(from[i], factor, o[i]);
+  }
   // Adds later keys.
   __device__ void merge(const Result& later) {
     const float top = fmaxf(reference, later.reference);
@@ -85,10 +91,10 @@ template <class Warp>
 __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__ Params p) {
   constexpr int kDim = Warp::kDim;
   using Ring = typename Warp::RingOf;
-  extern __shared__ uint4 smem[];
+  // Copies of 16 bytes arrive in sectors of 32.
+  extern __shared__ __align__(128) uint4 smem[];
   __shared__ int free_stage[kWarps];
-  // Offsets are neither kept in registers nor computed for each block.
-  __shared__ LaneOffsets offsets[32];
+  __shared__ Common<kDim> common;
   // Of the chunks so far, not in registers: a warp needs all of those for its blocks.
   __shared__ Result<kDim> so_far[32 * kWarps];
   auto* const stages = reinterpret_cast<typename Warp::Stage_*>(smem);
@@ -99,14 +105,19 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
   if (tile.num_rows == 0 || first_chunk >= num_chunks) return;
   const int last_chunk = min(first_chunk + p.split_chunks, num_chunks);
   const bool has_parts = p.partial != nullptr && num_chunks > 1;
-  Warp mine(p, tile, stages + warp * Ring::kStages, offsets);
+  Warp mine(p, tile, stages + warp * Ring::kStages, common);
   auto& rows = mine.rows;
-  if (thread < 32) offsets[thread] = mine.lane_offsets();
+  if (thread < 32) common.offsets[thread] = mine.lane_offsets();
+  if (thread == 0) {
+    const Keys seen = rows.seen_by_any();
+    common.keys = {max(seen.first, first_chunk * kChunkKeys),
+                   min(seen.end, last_chunk * kChunkKeys)};
+    common.seen_by_all = rows.seen_by_all();
+  }
   __syncthreads();
-  // The last row sees the most keys.
-  mine.start(max(rows.begin_of(rows.position_of(0)), first_chunk * kChunkKeys),
-             min(rows.end_of(rows.position_of(tile.num_rows - 1)), last_chunk * kChunkKeys));
-  const int row = thread / 32, column = thread % 32 * Result<kDim>::kElements;
+  mine.start();
+  if (warp == 0) mine.load_queries();  // while the first copies are under way
+  __syncthreads();
   so_far[thread].clear();
   for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
     const int first = chunk * kChunkKeys, last = first + kChunkKeys;
@@ -114,7 +125,9 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
     rows.add_recent(first, last, warp);
     __syncwarp();  // every lane has read what the results replace
     const int free = mine.ring.tail;
-    if (thread % 32 == 0) free_stage[warp] = free;
+    const int again = thread_again();
+    const int row = again / 32, column = again % 32 * Result<kDim>::kElements;
+    if (column == 0) free_stage[row] = free;
     rows.template store<Ring::kPieceRows>([&](int i) -> auto& {
       return Ring::piece(mine.ring.stages, free, i);
     });
@@ -122,20 +135,20 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
     Result<kDim> of_chunk;
     of_chunk.clear();
     if (row < tile.num_rows) {
-      for (int w = 0; w < kWarps; ++w) {
-        const auto& from =
-            Ring::piece(stages + w * Ring::kStages, free_stage[w], row / Ring::kPieceRows);
-        const int at = row % Ring::kPieceRows;
-        Result<kDim> part;
-        for (int i = 0; i < Result<kDim>::kElements; ++i) part.o[i] = from.o[at][column + i];
-        part.reference = from.reference[at];
-        part.sum = from.sum[at];
-        of_chunk.merge(part);
-      }
+      const auto from = [&](int w) -> const auto& {
+        return Ring::piece(stages + w * Ring::kStages, free_stage[w], row / Ring::kPieceRows);
+      };
+      const int at = row % Ring::kPieceRows;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w)
+        of_chunk.reference = fmaxf(of_chunk.reference, from(w).reference[at]);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w)
+        of_chunk.add(from(w).o[at] + column, from(w).reference[at], from(w).sum[at]);
     }
     __syncthreads();
     if (!has_parts) {
-      so_far[thread].merge(of_chunk);
+      so_far[again].merge(of_chunk);
     } else if (row < tile.num_rows) {
       float* to = partial_of<kDim>(p, tile, row, chunk);
       for (int i = 0; i < Result<kDim>::kElements; ++i) to[column + i] = of_chunk.o[i];
@@ -145,6 +158,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__
       }
     }
   }
+  const int row = warp, column = thread % 32 * Result<kDim>::kElements;
   if (row < tile.num_rows && !has_parts)
     store_row<typename Warp::Element>(p, tile, row, column, so_far[thread]);
 }

@@ -16,7 +16,8 @@ inline constexpr int kChunkKeys = 2048;
 inline constexpr int kBlockKeys = 16;  // of a warp at a time; a page has whole blocks
 inline constexpr int kWarps = 8;
 inline constexpr int kTileRows = 8;  // most queries times heads of a group of a CTA
-// Shared memory of a CTA for its rings: with results of 6 KiB two CTAs fit an SM of 228 KiB.
+// Shared memory of a CTA for its rings: with 9 KiB of results and Common two CTAs fit an SM of 228
+// KiB.
 // Devices with less take rings of two stages.
 inline constexpr std::size_t kLargeRing = 104 * 1024;
 // With more rows a CTA takes all chunks of its rows, one after the other.

@@ -25,30 +25,32 @@ __device__ __forceinline__ LaneOffsets load_offsets(u32 address) {
   return x;
 }
 
-// A block has kKeys keys; a warp has every kWarps-th.
-template <class Stage, int kStages_, int kKeys, int kDim, int kRows>
+// A block has kParts parts of kPartKeys keys, each in one page; a warp has every kWarps-th block.
+template <class Stage, int kStages_, int kPartKeys, int kParts, int kDim, int kRows>
 struct BlockRing {
   static constexpr int kStages = kStages_;
+  static constexpr int kKeys = kPartKeys * kParts;
   static constexpr int kFreeStages = sizeof(ResultPiece<kDim, kRows>) <= sizeof(Stage) ? 1 : 2;
   static constexpr int kPieceRows = kRows / kFreeStages;
   using Piece = ResultPiece<kDim, kPieceRows>;
   static_assert(sizeof(Piece) <= sizeof(Stage) && kFreeStages <= kStages);
 
   Stage* stages;
-  u32 address;  // of `stages`
-  PagesOfWarp pages;
+  u32 address;       // of `stages`
+  const Keys& keys;  // in shared memory
+  PagesOfWarp<kPartKeys, kParts> pages;
   int block, next, last;   // to sum, to copy, behind all
   int head = 0, tail = 0;  // stages of `block` and of `next`
   u32 unreadable = 0;      // a bit for each stage
 
-  // The blocks of keys [begin, end). copy(place, to) starts the copies of a lane to the stage at
-  // address `to`.
+  // copy(place_of, to) starts the copies of a lane to the stage at address `to`, from
+  // place_of(part).
   template <class Copy>
-  __device__ void start(const Params& p, const Tile& tile, int begin, int end, const Copy& copy) {
-    const int first = begin / kKeys, warp = static_cast<int>(threadIdx.x) / 32;
-    last = (end + kKeys - 1) / kKeys;
+  __device__ void start(const Params& p, const Tile& tile, const Copy& copy) {
+    const int first = keys.first / kKeys, warp = static_cast<int>(threadIdx.x) / 32;
+    last = (keys.end + kKeys - 1) / kKeys;
     block = next = first + ((warp - first) & (kWarps - 1));
-    if (next < last) pages.find(p, tile, next, last, kKeys);
+    if (next < last) pages.find(p, tile, next, keys);
 #pragma unroll
     for (int i = 0; i < kStages - kFreeStages; ++i) fetch(p, tile, copy);
   }
@@ -87,9 +89,16 @@ struct BlockRing {
   template <class Copy>
   __device__ void fetch(const Params& p, const Tile& tile, const Copy& copy) {
     if (next < last) {
-      const Place place = pages.place_of(p, tile, next, last, kKeys);
-      unreadable = (unreadable & ~(1u << tail)) | (place.is_readable ? 0u : 1u << tail);
-      copy(place, address + static_cast<u32>(tail) * static_cast<u32>(sizeof(Stage)));
+      if (!pages.has(next)) pages.find(p, tile, next, keys);
+      bool is_readable = true;
+      copy(
+          [&](int part) {
+            const Place place = pages.place_of(next, part);
+            is_readable &= place.is_readable;
+            return place;
+          },
+          address + static_cast<u32>(tail) * static_cast<u32>(sizeof(Stage)));
+      unreadable = (unreadable & ~(1u << tail)) | (is_readable ? 0u : 1u << tail);
       next += kWarps;
       tail = tail + 1 == kStages ? 0 : tail + 1;
     }

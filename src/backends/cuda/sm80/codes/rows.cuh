@@ -33,6 +33,12 @@ __device__ __forceinline__ int lane_again() {
   return lane;
 }
 
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // The address of an object in shared memory, by a warp. It stays in a register: ptxas computes
 // addresses anew for each use, with reads of special registers, but not what a shuffle returned.
 __device__ __forceinline__ u32 kept_address(const void* p) {
@@ -87,30 +93,52 @@ struct Place {
   }
 };
 
-// The pages of the blocks of a warp, which are kWarps apart: lane i has that of the i-th, and its
-// slot there.
+struct Keys {
+  int first, end;
+};
+
+// What the warps of a CTA have in common, in shared memory: their sums fill the registers.
+template <int kDim>
+struct Common {
+  LaneOffsets offsets[32];
+  alignas(16) u32 queries[kDim / 32][32][4];  // Q as B operand: a lane's words, four at a time
+  float4 factors[32];                         // of a lane's columns
+  Keys keys;                                  // of which the CTA reads codes
+  Keys seen_by_all;                           // codes that every row sees
+
+  __device__ bool all_see(int first, int num_keys) const {
+    return first >= seen_by_all.first && first + num_keys <= seen_by_all.end;
+  }
+};
+
+// The pages of the blocks of a warp, which are kWarps apart: lane i has that of the i-th part, and
+// its slot there. Parts without keys of the warp have no page and are not read: they are those of
+// page 0.
+template <int kPartKeys, int kParts>
 struct PagesOfWarp {
+  static constexpr int kBlocks = 32 / kParts;  // of which the lanes have the pages
   int first, page_of_lane;
   u32 slot_of_lane;
 
-  __device__ void find(const Params& p, const Tile& tile, int block, int last, int block_keys) {
+  __device__ void find(const Params& p, const Tile& tile, int block, const Keys& keys) {
     first = block;
-    page_of_lane = -1;
+    page_of_lane = 0;
     slot_of_lane = 0;
-    const int of_lane = block + static_cast<int>(threadIdx.x) % 32 * kWarps;
-    if (of_lane >= last) return;
-    const int key = of_lane * block_keys;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int key = ((block + lane / kParts * kWarps) * kParts + lane % kParts) * kPartKeys;
+    if (key >= keys.end || key + kPartKeys <= keys.first) return;
     slot_of_lane = static_cast<u32>(key - p.pages.by_page_size.divide(key) * p.pages.page_size);
     page_of_lane = p.pages.page_of(tile.batch_idx, static_cast<int>(tile.sequence.row_k), key);
     if (page_of_lane >= 0 && page_of_lane < p.pages.num_pages) return;
     report_length_error(p.lengths.error_word, LengthError::block_table, tile.batch_idx);
     page_of_lane = -1;
   }
-  __device__ Place place_of(const Params& p, const Tile& tile, int block, int last,
-                            int block_keys) {
-    if (at(block) >= 32) find(p, tile, block, last, block_keys);
-    const int page = __shfl_sync(0xffffffffu, page_of_lane, at(block));
-    const u32 slot = __shfl_sync(0xffffffffu, slot_of_lane, at(block));
+  __device__ bool has(int block) const { return at(block) < kBlocks; }
+  // By all lanes, which may ask for different parts.
+  __device__ Place place_of(int block, int part) const {
+    const int lane = at(block) * kParts + part;
+    const int page = __shfl_sync(0xffffffffu, page_of_lane, lane);
+    const u32 slot = __shfl_sync(0xffffffffu, slot_of_lane, lane);
     return {static_cast<u32>(max(page, 0)), slot, page >= 0};
   }
 
@@ -135,15 +163,12 @@ struct Rows {
   const Tile& tile;
   const int lane, g, c;
   int position[kLaneRows];                     // diagonal keys
-  int all_see_from, all_see_before;            // codes that every row sees
   float reference[kLaneRows], sum[kLaneRows];  // sums of this lane's keys
   float o[kValueTiles][4];
 
   __device__ Rows(const Params& params, const Tile& of)
       : p(params), tile(of), lane(static_cast<int>(threadIdx.x) % 32), g(lane / 4), c(lane % 4) {
     for (int i = 0; i < kLaneRows; ++i) position[i] = position_of(c * kLaneRows + i);
-    all_see_from = begin_of(position_of(tile.num_rows - 1));
-    all_see_before = end_of(position_of(0));
   }
 
   // The element of V or O in row g of a tile; that of row g + 8 follows.
@@ -193,8 +218,12 @@ struct Rows {
   __device__ bool sees(int i, int key) const {
     return key >= begin_of(position[i]) && key < end_of(position[i]);
   }
-  __device__ bool all_see(int first, int keys) const {
-    return first >= all_see_from && first + keys <= all_see_before;
+  // The last row sees the most keys.
+  __device__ Keys seen_by_any() const {
+    return {begin_of(position_of(0)), end_of(position_of(tile.num_rows - 1))};
+  }
+  __device__ Keys seen_by_all() const {
+    return {begin_of(position_of(tile.num_rows - 1)), end_of(position_of(0))};
   }
 
   __device__ void clear() {

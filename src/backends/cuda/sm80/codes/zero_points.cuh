@@ -54,16 +54,15 @@ class ZeroPointWarp {
   static constexpr int kCopies = kGroups / kPieces;
   static constexpr int kKeyScaleBytes = kDim / 32 * 4;  // that a lane copies
   using RowsOf = Rows<Element, kDim, kUnit, kCopies, kGroupKeys>;
-  using RingOf = BlockRing<Stage_, kStages_, kGroupKeys, kDim, kTileRows / kCopies>;
+  using RingOf = BlockRing<Stage_, kStages_, kGroupKeys, 1, kDim, kTileRows / kCopies>;
   static constexpr int kLaneRows = RowsOf::kLaneRows, kUnitTiles = RowsOf::kUnitTiles;
 
-  // `offsets`: lane_offsets() of all lanes.
-  __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages,
-                           const LaneOffsets* offsets)
+  // `common`: offsets and keys are read from start() on, queries and factors by add_until().
+  __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages, Common<kDim>& common)
       : rows(p, tile),
-        // Not kept: with 4 bits there is no register for it.
-        ring{.stages = stages, .address = smem_address(stages)},
-        offsets_(kept_address(offsets + rows.lane)) {}
+        ring{.stages = stages, .address = kept_address(stages), .keys = common.keys},
+        common_(common),
+        offsets_(kept_address(common.offsets + rows.lane)) {}
   __device__ LaneOffsets lane_offsets() const {
     const Params& p = rows.p;
     const int key = rows.lane / kPieces, piece = rows.lane % kPieces;
@@ -74,11 +73,38 @@ class ZeroPointWarp {
                      : rows.offset_of(p.v_scale, rows.lane / kGroups) + rows.lane % kGroups * 4};
   }
 
-  // Before add_until(): the groups of codes of keys [begin, end).
-  __device__ void start(int begin, int end) {
-    ring.start(rows.p, rows.tile, begin, end, copy());
-    load_queries();  // while the first copies are under way
+  __device__ void start() { ring.start(rows.p, rows.tile, copy()); }
+
+  // By one warp. Q is divided by a power of two so that its largest element is in [1/2, 1): times
+  // any scale it stays a number of f16.
+  __device__ void load_queries() const {
+    float x[kDim / 4];
+    float top = 0;
+    const auto* row = rows.column_row();
+#pragma unroll
+    for (int i = 0; i < kDim / 4; i += 8) {
+      alignas(16) typename Element::Stored elements[8];
+      load_words<4>(row + first_channel(i / (2 * kUnit)) + i % (2 * kUnit),
+                    reinterpret_cast<u32*>(elements));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        x[i + j] = rows.has_column() ? load_real(elements, j) : 0.0f;
+        top = fmaxf(top, fabsf(x[i + j]));
+      }
+    }
+    const int exponent = rows.exponent_of_column(top) + 1;
+    const float scale = ldexpf(1.0f, -exponent);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const int first = i / kUnit * 2 * kUnit + i % kUnit;
+      common_.queries[i / 4][rows.lane][i % 4] =
+          cvt_rn_f16x2(x[first] * scale, x[first + kUnit] * scale);
+    }
+    float of_score[kLaneRows];
+    rows.score_factors(exponent + 24, of_score);
+    common_.factors[rows.lane] = make_float4(of_score[0], of_score[kLaneRows - 1], 0, 0);
   }
+
   // Sums this warp's groups of keys below `limit` that it has not summed yet.
   __device__ void add_until(int limit) {
     rows.clear();
@@ -87,7 +113,7 @@ class ZeroPointWarp {
                    [this](Stage_& from, int block, bool is_readable) {
                      __syncwarp();
                      const int first_key = block * kGroupKeys;
-                     const bool is_whole = is_readable && rows.all_see(first_key, kGroupKeys);
+                     const bool is_whole = is_readable && common_.all_see(first_key, kGroupKeys);
                      if (!is_whole) hide(from, first_key, is_readable);
                      float s[2][4];
                      multiply_keys(from, s);
@@ -120,36 +146,10 @@ class ZeroPointWarp {
   // A lane's channels of a piece of K: two units, codes i of them a pair.
   __device__ int first_channel(int piece) const { return piece * 8 * kUnit + rows.c * 2 * kUnit; }
 
-  // Q as B operand, divided by a power of two so that its largest element is in [1/2, 1): times any
-  // scale it stays a number of f16.
-  __device__ void load_queries() {
-    float x[kDim / 4];
-    float top = 0;
-    const auto* row = rows.column_row();
-#pragma unroll
-    for (int i = 0; i < kDim / 4; i += 8) {
-      alignas(16) typename Element::Stored elements[8];
-      load_words<4>(row + first_channel(i / (2 * kUnit)) + i % (2 * kUnit),
-                    reinterpret_cast<u32*>(elements));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        x[i + j] = rows.has_column() ? load_real(elements, j) : 0.0f;
-        top = fmaxf(top, fabsf(x[i + j]));
-      }
-    }
-    const int exponent = rows.exponent_of_column(top) + 1;
-    const float scale = ldexpf(1.0f, -exponent);
-#pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-      const int first = i / kUnit * 2 * kUnit + i % kUnit;
-      q_[i] = cvt_rn_f16x2(x[first] * scale, x[first + kUnit] * scale);
-    }
-    rows.score_factors(exponent + 24, score_factor_);
-  }
-
   __device__ auto copy() {
-    return [this](const Place& place, u32 to) {
+    return [this](const auto& place_of, u32 to) {
       const Params& p = rows.p;
+      const Place place = place_of(0);
       const LaneOffsets at = load_offsets(offsets_);
       const std::byte *k = place.in(p.k, at.k), *v = place.in(p.v, at.v);
       const u32 lane = static_cast<u32>(rows.lane);
@@ -194,18 +194,23 @@ class ZeroPointWarp {
 
   // s[b]: rows of keys 16 b + g and + 8, columns 2 c and 2 c + 1.
   __device__ void multiply_keys(const Stage_& from, float (&s)[2][4]) {
-    u32 q[kDim / 8];  // times the scales
     // Two sums, as an mma.sync waits some thirty cycles for the one whose sum it adds to.
     float of_zeros[2][4] = {};
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) scale_queries(from, piece, q, of_zeros);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = (of_zeros[0][i] + of_zeros[1][i]) * 0x1p-24f;
+    for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
+      u32 q[kUnit];  // times the scales
+      scale_queries(from, piece, q, of_zeros);
       u32 units[4];  // of eight keys each
       ldmatrix_x4(units, smem_address(from.k[rows.lane][Stage_::swizzled(rows.lane, piece)]));
-      multiply_key_pairs<0>(units, q + piece * kUnit, s);
+      multiply_key_pairs<0>(units, q, s);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float zeros = (of_zeros[0][i] + of_zeros[1][i]) * 0x1p-24f;
+      s[0][i] += zeros;
+      s[1][i] += zeros;
     }
   }
   template <int kIndex>
@@ -221,12 +226,15 @@ class ZeroPointWarp {
       multiply_key_pairs<kIndex + 2>(units, q, s);
     }
   }
-  __device__ __forceinline__ void scale_queries(const Stage_& from, int piece, u32* q,
+  __device__ __forceinline__ void scale_queries(const Stage_& from, int piece, u32 (&q)[kUnit],
                                                 float (&of_zeros)[2][4]) {
-    u32 words[2 * kUnit];
+    u32 words[2 * kUnit], unscaled[kUnit];
 #pragma unroll
     for (int i = 0; i < 2 * kUnit; i += 4)
       load_words<4>(from.k_scale + first_channel(piece) + i, words + i);
+#pragma unroll
+    for (int i = 0; i < kUnit; i += 4)
+      load_words<4>(common_.queries[(piece * kUnit + i) / 4][rows.lane], unscaled + i);
 #pragma unroll
     for (int i = 0; i < kUnit; i += 2) {
       u32 zero[2];
@@ -234,16 +242,14 @@ class ZeroPointWarp {
       for (int j = 0; j < 2; ++j) {
         const u32 scale = __byte_perm(words[i + j], words[i + j + kUnit], 0x5410);
         zero[j] = __byte_perm(words[i + j], words[i + j + kUnit], 0x7632);
-        const int at = piece * kUnit + i + j;
-        q[at] = mul_f16x2(q_[at], scale);
+        q[i + j] = mul_f16x2(unscaled[i + j], scale);
         if (factor(i + j) != 1) {
           const float less = 1 / factor(i + j);
-          q[at] = mul_f16x2(q[at], cvt_rn_f16x2(less, less));
+          q[i + j] = mul_f16x2(q[i + j], cvt_rn_f16x2(less, less));
         }
       }
       const u32 a[4] = {zero[0], zero[0], zero[1], zero[1]};
-      const int at = piece * kUnit + i;
-      mma_m16n8k16_f16(of_zeros[i / 2 % 2], a, q_[at], q_[at + 1]);
+      mma_m16n8k16_f16(of_zeros[i / 2 % 2], a, unscaled[i], unscaled[i + 1]);
     }
   }
 
@@ -251,6 +257,8 @@ class ZeroPointWarp {
   template <bool kIsWhole>
   __device__ __forceinline__ void weigh(const Stage_& from, const float (&s)[2][4], int first_key,
                                         bool is_readable, u32 (&weights)[2][2]) {
+    const float4 factors = common_.factors[rows.lane];
+    const float score_factor[2] = {factors.x, factors.y};
     float score[2][2][kLaneRows], top[kLaneRows];
 #pragma unroll
     for (float& x : top) x = -HUGE_VALF;
@@ -264,7 +272,7 @@ class ZeroPointWarp {
 #pragma unroll
         for (int i = 0; i < kLaneRows; ++i) {
           const bool is_seen = kIsWhole || (is_readable && rows.sees(i, first_key + key));
-          score[b][r][i] = is_seen ? s[b][2 * r + i * kCopies] * score_factor_[i] : -HUGE_VALF;
+          score[b][r][i] = is_seen ? s[b][2 * r + i * kCopies] * score_factor[i] : -HUGE_VALF;
           top[i] = fmaxf(top[i], score[b][r][i]);
         }
       }
@@ -352,10 +360,9 @@ class ZeroPointWarp {
     }
   }
 
+  Common<kDim>& common_;
   const u32 offsets_;  // the address of the lane's
-  u32 q_[kDim / 8];
-  float score_factor_[kLaneRows];
-  float zeros_[4];  // sums of weights times zero points, see finish()
+  float zeros_[4];     // sums of weights times zero points, see finish()
 };
 
 }  // namespace headrace::cuda::sm80::codes
