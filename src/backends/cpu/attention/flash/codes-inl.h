@@ -161,6 +161,30 @@ struct CodeTile {
   const uint32_t* words_of(const Side& side, int64_t key) const {
     return scale_words(p, args, sequence, batch_idx, key, kv_head, side.is_of_k).words;
   }
+  // to[num_heads][apart], of scales whose keys and heads are `stride` and `head_stride` apart.
+  static void copy_scales(const float* from, int64_t stride, int64_t head_stride, int64_t num_keys,
+                          int64_t num_heads, float* to, int64_t apart) {
+    if (stride == 1) {
+      // A line of each head at a time, as they are prefetched.
+      constexpr int64_t kLine = 64 / sizeof(float);
+      for (int64_t i = 0; i < num_keys; i += kLine)
+        for (int64_t head = 0; head < num_heads; ++head) {
+          const float* const line = from + head * head_stride + i;
+          if (i + kLine <= num_keys)
+            memcpy(to + head * apart + i, line, sizeof(float[kLine]));
+          else
+            std::copy(line, line + num_keys - i, to + head * apart + i);
+        }
+      return;
+    }
+    int64_t i = 0;
+    for (; head_stride == 1 && num_heads % 4 == 0 && i + 4 <= num_keys; i += 4)
+      for (int64_t head = 0; head < num_heads; head += 4)
+        transpose_fours(from + i * stride + head, stride, to + head * apart + i, apart);
+    for (; i < num_keys; ++i)
+      for (int64_t head = 0; head < num_heads; ++head)
+        to[head * apart + i] = from[i * stride + head * head_stride];
+  }
   // The scales of the keys, for scores and probabilities, of `num_heads` KV heads from this one on,
   // `apart` floats from each other; null if there are none in this form.
   [[gnu::noinline]] const float* find_scales(const Side& side, int64_t num_heads, int64_t apart,
@@ -176,10 +200,10 @@ struct CodeTile {
     }
     for_scales(scale, first_key, num_keys,
                [&](int64_t first, const float* from, int64_t stride, int64_t count) {
-                 for (int64_t i = 0; i < count; ++i, from += stride)
-                   for (int64_t head = 0; head < num_heads; ++head)
-                     to[head * apart + first + i] = from[head * scale.stride_head] * unit;
+                 copy_scales(from, stride, scale.stride_head, count, num_heads, to + first, apart);
                });
+    for (int64_t head = 0; is_fp8 && head < num_heads; ++head)
+      for (int64_t i = 0; i < num_keys; ++i) to[head * apart + i] *= unit;
     return to;
   }
   // Prefetches this head's scales of the next tile. Where those of all `num_heads` share a line,

@@ -375,7 +375,8 @@ class DirectCodes {
   CodeQueries queries_{};
   Fetch<Rows> next_values_, next_keys_;
   int64_t first_head_, num_heads_;
-  float scales_[2][kSweepRows * kDirectKeys];  // of all heads, which have a row each at least
+  // Of all heads, which have a row each at least.
+  alignas(64) float scales_[2][kSweepRows * kDirectKeys];
   const float *first_k_scales_, *first_v_scales_;
 };
 
