@@ -22,24 +22,37 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Whether the phase of this parity has completed. On sm_90 it may suspend the thread for a while
-// before it returns false.
-__device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
+// Whether the phase of this parity has completed.
+__device__ __forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-#if __CUDA_ARCH__ >= 900
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-#else
       "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-#endif
       "selp.u32 %0, 1, 0, p;\n"
       "}"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
       : "memory");
   return done != 0;
+}
+// The same. On sm_90 it may suspend the thread for a while before it returns false.
+__device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+#else
+  return mbarrier_test_wait(barrier, parity);
+#endif
 }
 // With HEADRACE_HANG_TRAP, for tests of a barrier protocol, a wait of some seconds traps.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {

@@ -43,21 +43,6 @@ struct StageRing {
   }
 };
 
-// Whether the phase has completed; does not wait.
-__device__ __forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // Calls load() for the next stage of a producer once it is empty. A wait behind a load takes 107
 // clocks even for a stage that is empty, so each is asked for before the loads of the one ahead.
 struct StageProducer {
