@@ -103,7 +103,9 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
                                 : (is_bf16 ? launch_bf16_hd128 : launch_f16_hd128);
   Schedule schedule;
   schedule.tile_m = own.tile_rows;
-  schedule.tile_n = has_zero_points(k_dtype_of(p)) ? kZeroPointGroup : kBlockKeys;
+  schedule.tile_n = has_zero_points(k_dtype_of(p))
+                        ? kZeroPointGroup
+                        : kBlockKeys * blocks_at_once(k_dtype_of(p) == DType::i4x2 ? 4 : 8);
   schedule.split_keys = own.is_split ? own.split_chunks * kChunkKeys : 0;
   schedule.max_splits = own.num_splits;
   schedule.prob_dtype = DType::f16;

@@ -13,7 +13,10 @@ namespace headrace::cuda::sm80::codes {
 // Keys that a CTA sums before they meet others, whatever the length of a sequence: what a row sums
 // and in which order depends on its own position alone.
 inline constexpr int kChunkKeys = 2048;
-inline constexpr int kBlockKeys = 16;  // of a warp at a time; a page has whole blocks
+inline constexpr int kBlockKeys = 16;  // of an mma.sync; a page has whole blocks
+// Blocks of a warp at a time, of codes with a scale for each key. Two are more independent
+// instructions; of 8 bits too few would fit in shared memory.
+constexpr int blocks_at_once(int bits) { return bits == 4 ? 2 : 1; }
 inline constexpr int kWarps = 8;
 inline constexpr int kTileRows = 8;  // most queries times heads of a group of a CTA
 // Shared memory of a CTA for its rings: with 9 KiB of results and Common two CTAs fit an SM of 228

@@ -25,8 +25,8 @@ __device__ __forceinline__ float lg2_approx_ftz(float x) {
   return x;
 }
 
-// The lane, read anew: what follows from it is computed again where it is needed, instead of kept
-// in registers, which the sums of a warp fill.
+// The lane and the thread, read anew: what follows from them is computed again where it is needed,
+// instead of kept in registers, which the sums of a warp fill.
 __device__ __forceinline__ int lane_again() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -94,7 +94,7 @@ struct Place {
 };
 
 struct Keys {
-  int first, end;
+  int first, end;  // [first, end)
 };
 
 // What the warps of a CTA have in common, in shared memory: their sums fill the registers.

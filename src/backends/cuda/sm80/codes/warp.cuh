@@ -12,8 +12,7 @@ namespace headrace::cuda::sm80::codes {
 // One block of keys: parts of 16, and their scales.
 template <int kDim, class Format>
 struct Stage {
-  // Two parts at a time are more independent instructions; of 8 bits too few would fit.
-  static constexpr int kParts = Format::kBits == 4 ? 2 : 1;
+  static constexpr int kParts = blocks_at_once(Format::kBits);
   static constexpr int kKeys = kParts * kBlockKeys;
   static constexpr int kKeyBytes = kDim / 4 * Format::kBits / 8;    // of each of two keys
   static constexpr int kValueBytes = kDim / 8 * Format::kBits / 8;  // of each of four keys
@@ -165,6 +164,7 @@ class Warp {
               to_k + static_cast<u32>(sizeof(Stage_::k[0][0])) * i,
               k + 2 * (i / kPieces) * p.k.stride_slot + i % kPieces * 4 * Stage_::kPieceBytes);
         const u32 to_v = to + static_cast<u32>(offsetof(Stage_, v) + sizeof(Stage_::v[0]) * part);
+        // value_place() of copy i, whose keys are 32 / kValuePieces i behind those of the first.
 #pragma unroll
         for (int i = 0; i < kValuePieces / 2; ++i)
           cp_async_of_line<16>(to_v +
@@ -260,6 +260,7 @@ class Warp {
     u32 v[4][kValueWords];
 #pragma unroll
     for (int i = 0; i < 4; ++i) load_words<kValueWords>(value_row(from, part, i), v[i]);
+    static_assert(Format::kIsInteger || kParts == 1);  // `first_key` is that of the part
     if (const int num_keys = static_cast<int>(rows.tile.sequence.seqlen_k) - first_key;
         !Format::kIsInteger && num_keys < kBlockKeys) {
       // Slots behind the last key may hold NaN, and 0 * NaN is NaN.
@@ -275,7 +276,8 @@ class Warp {
     }
     multiply_value_tiles<0>(v, w);
   }
-  // What this lane multiplies of key 4 c + i: value_place() there, as keys i are within one 4 c.
+  // The lane's codes of key 4 c + i. Its place follows from that of key 4 c: i changes only bits
+  // that the swizzle of key 4 c leaves apart.
   __device__ __forceinline__ const std::uint8_t* value_row(const Stage_& from, int part,
                                                            int i) const {
     const int bytes = 16 * kValuePieces * i;
