@@ -9,16 +9,13 @@
 namespace headrace::engine {
 namespace {
 
-// On a CPU the rows of a head follow each other: generation of SmolLM2-135M behind 2000 tokens, one
-// thread, was 1.06x of contiguous memory on a Xeon with AVX-512 (nhd 0.99x; medians of 56 pairs
-// beside other work), on a Zen 4 0.97x (nhd 0.99x). Not those of codes, whose rows are shorter: a
-// task then has all heads. Behind 4000 tokens, two threads of a Zen 5, int8 is 14 % faster in nhd,
-// other types are within 1 % or up to 5 % faster. On a GPU it is the other way round: 16-bit
-// prefills of 2048 tokens behind 6000 take 1.5 % longer in hnd, and decodes 0.4 %; decodes of codes
-// up to 18 % longer in nhd.
+// On a CPU the rows of a head follow each other; side by side they share few sets of the caches.
+// SmolLM2's attention over 65536 tokens in pages of 16, one thread of a Zen 5: 2.3 ms in hnd and
+// 2.6 in nhd with f16, 2.1 and 2.7 with int8. On a GPU 16-bit prefills of 2048 tokens behind 6000
+// take 1.5 % longer in hnd, and decodes 0.4 %; decodes of codes up to 18 % longer in nhd.
 KvLayout layout_of(const Device& device, const KvShape& shape) {
   const bool is_cpu = device.info().device_type == HEADRACE_CPU;
-  return is_cpu != shape.has_codes() ? KvLayout::hnd : KvLayout::nhd;
+  return is_cpu || shape.has_codes() ? KvLayout::hnd : KvLayout::nhd;
 }
 
 std::size_t logits_bytes(const model::Decoder& decoder, std::int64_t num_rows) {

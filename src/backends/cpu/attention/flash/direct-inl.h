@@ -62,6 +62,31 @@ class Fetch {
   int64_t stream_ = 0;  // next stream
 };
 
+// A Fetch of the rows of some KV heads: of all at once if they lie side by side in memory, else of
+// one head after the other.
+template <class Rows>
+class HeadFetch {
+ public:
+  // `rows`: `count` rows of `dim` elements of the first head.
+  HeadFetch(const Rows& rows, int64_t dim, int64_t stride_head, int64_t num_heads, int64_t count)
+      : rows_(rows),
+        dim_(dim),
+        stride_head_(stride_head),
+        count_(count),
+        lines_(rows, stride_head == dim ? num_heads * dim : dim, count) {}
+
+  // Before the products of head `head` of them.
+  void select(int64_t head) {
+    if (stride_head_ != dim_) lines_ = {rows_.shifted(head * stride_head_), dim_, count_};
+  }
+  Fetch<Rows>& lines() { return lines_; }
+
+ private:
+  Rows rows_;
+  int64_t dim_, stride_head_, count_;
+  Fetch<Rows> lines_;
+};
+
 // The rows of K or of V in a product.
 template <class Rows>
 struct Operands {

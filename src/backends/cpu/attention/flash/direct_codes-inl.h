@@ -60,8 +60,8 @@ class DirectCodes {
         has_words_(multiplies_integers && first.form == KeyForm::stored),
         keys_(find_rows(tile_.k_side(), key_rows_)),
         values_(find_rows(tile_.v_side(), value_rows_)),
-        next_values_(values_, num_heads * Tile::bytes_of(tile_.v_side()), kDirectKeys),
-        next_keys_(next, num_heads * Tile::bytes_of(tile_.k_side()), kDirectKeys),
+        next_values_(fetch_of(tile_.v_side(), values_, num_heads)),
+        next_keys_(fetch_of(tile_.k_side(), next, num_heads)),
         first_head_(first.kv_head),
         num_heads_(num_heads),
         first_k_scales_(first.find_scales(tile_.k_side(), num_heads, kDirectKeys, scales_[0])),
@@ -71,11 +71,12 @@ class DirectCodes {
   void select(int64_t kv_head, const CodeQueries& queries) {
     const int64_t heads = kv_head - tile_.kv_head;
     const auto move = [heads](const auto& side, Rows& rows) {
-      rows = rows.shifted(heads * side.stored.stride_head *
-                          static_cast<int64_t>(dtype_bytes(side.dtype)));
+      rows = rows.shifted(heads * stride_head_of(side));
     };
     move(tile_.k_side(), keys_);
     move(tile_.v_side(), values_);
+    next_values_.select(kv_head - first_head_);
+    next_keys_.select(kv_head - first_head_);
     tile_.kv_head = kv_head;
     queries_ = queries;
   }
@@ -86,7 +87,7 @@ class DirectCodes {
     return has_words(tile_.v_side()) ? nullptr : scales_of_head(first_v_scales_);
   }
   // Rows of V to be prefetched, and of how many scores() leaves lines.
-  Fetch<Rows>& next_values() { return next_values_; }
+  Fetch<Rows>& next_values() { return next_values_.lines(); }
   int64_t rows_left(Span block) const {
     return has_words(tile_.k_side()) ? 0 : block.end - block.begin;
   }
@@ -106,7 +107,8 @@ class DirectCodes {
     tile_.template with_rows<true>(side, memory_, [&](auto rows) {
       const Operands<decltype(rows)> keys{rows.from(block.begin), block.end - block.begin,
                                           tile_.p.head_dim};
-      direct_scores<Isa>(q, tile_.scratch.q_stride, num_rows, keys, next_values_, s + block.begin);
+      direct_scores<Isa>(q, tile_.scratch.q_stride, num_rows, keys, next_values_.lines(),
+                         s + block.begin);
     });
   }
   // o[num_rows][o_stride] = o * row_scale + P V; each row of P is zero outside its span.
@@ -129,7 +131,7 @@ class DirectCodes {
     }
     tile_.template with_rows<true>(side, memory_, [&](auto rows) {
       const Operands<decltype(rows)> values{rows, block.end, tile_.p.head_dim_v};
-      direct_output<typename Isa::FloatIsa>(p, num_rows, values, next_keys_, block.begin, o,
+      direct_output<typename Isa::FloatIsa>(p, num_rows, values, next_keys_.lines(), block.begin, o,
                                             tile_.scratch.o_stride, row_scale);
     });
   }
@@ -142,6 +144,12 @@ class DirectCodes {
 
   Rows find_rows(const Side& side, RowAddresses& rows) const {
     return tile_.find_bytes(side, tile_.first_key, kDirectAddresses<Int8>, rows);
+  }
+  static HeadFetch<Rows> fetch_of(const Side& side, const Rows& rows, int64_t num_heads) {
+    return {rows, Tile::bytes_of(side), stride_head_of(side), num_heads, kDirectKeys};
+  }
+  static int64_t stride_head_of(const Side& side) {
+    return side.stored.stride_head * static_cast<int64_t>(dtype_bytes(side.dtype));
   }
   bool has_words(const Side& side) const {
     return has_integer_products<Isa, E> && has_words_ && side.dtype != DType::f8e4m3;
@@ -162,7 +170,7 @@ class DirectCodes {
       const Span turn{first, std::min(first + step, span.end)};
       for_row_blocks(
           num_rows, [&](int64_t i, auto rows) __attribute__((always_inline)) {
-            const ValueFetcher<Rows> fetcher{next_values_, rows.is_first ? value_lines : 0,
+            const ValueFetcher<Rows> fetcher{next_values_.lines(), rows.is_first ? value_lines : 0,
                                              rows.is_first ? lines : 0};
             P::template dot_keys<rows.rows, kBits>(queries_.words, i, keys_, turn, side.dim,
                                                    fetcher, s + i * kDirectKeys);
@@ -247,7 +255,7 @@ class DirectCodes {
     const int64_t stride = tile_.scratch.o_stride;
     for_row_blocks(
         num_rows, [&](int64_t r, auto rows) __attribute__((always_inline)) {
-          const Fetcher<Rows> fetcher{next_keys_, rows.is_first && c == 0 ? lines : 0};
+          const Fetcher<Rows> fetcher{next_keys_.lines(), rows.is_first && c == 0 ? lines : 0};
           P::template weigh<rows.rows, kBits>(weights, r, values, block, c, side.dim, fetcher,
                                               o + r * stride, stride, row_scale + r);
         });
@@ -373,7 +381,7 @@ class DirectCodes {
   RowAddresses key_rows_, value_rows_;  // of the first head
   Rows keys_, values_;                  // of the selected head
   CodeQueries queries_{};
-  Fetch<Rows> next_values_, next_keys_;
+  HeadFetch<Rows> next_values_, next_keys_;
   int64_t first_head_, num_heads_;
   // Of all heads, which have a row each at least.
   alignas(64) float scales_[2][kSweepRows * kDirectKeys];

@@ -436,22 +436,25 @@ class Task {
     const int64_t num_heads = heads.end - heads.begin;
     const Span block = block_span()[0];
     if (block.is_empty()) return;
-    Fetch<Rows> next_values{values, num_heads * p_.head_dim_v, num_keys_};
-    Fetch<Rows> next_keys{next, num_heads * p_.head_dim, tile_n_};
+    HeadFetch<Rows> next_values{values, p_.head_dim_v, args_.v.stride_head, num_heads, num_keys_};
+    HeadFetch<Rows> next_keys{next, p_.head_dim, args_.k.stride_head, num_heads, tile_n_};
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
+      next_values.select(head - heads.begin);
       const Operands<Rows> operands{
           keys.from(block.begin).shifted((head - heads.begin) * args_.k.stride_head),
           block.end - block.begin, p_.head_dim};
-      direct_scores<Isa>(q(), x_.q_stride, w_.num_rows, operands, next_values, s(0) + block.begin);
-      direct_softmax<kShift>(block, block.end - block.begin, next_values);
+      direct_scores<Isa>(q(), x_.q_stride, w_.num_rows, operands, next_values.lines(),
+                         s(0) + block.begin);
+      direct_softmax<kShift>(block, block.end - block.begin, next_values.lines());
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
+      next_keys.select(head - heads.begin);
       const Operands<Rows> operands{values.shifted((head - heads.begin) * args_.v.stride_head),
                                     block.end, p_.head_dim_v};
-      direct_output<FloatIsa>(s(0), w_.num_rows, operands, next_keys, block.begin, o(), x_.o_stride,
-                              row_scale());
+      direct_output<FloatIsa>(s(0), w_.num_rows, operands, next_keys.lines(), block.begin, o(),
+                              x_.o_stride, row_scale());
     }
   }
 
