@@ -46,15 +46,15 @@ Tables repeated(int count, std::int32_t length, std::int64_t shared) {
   return tables;
 }
 
-// 8 KV heads of 128 + 128 bf16 numbers are 4 KiB a key: 256 MiB are 2^16 keys.
+// 8 KV heads of 128 + 128 bf16 numbers are 4 KiB a key: 192 MiB are 48 x 1024 keys.
 TEST(SharedPrefix, IsLookedForWhereItSavesEnough) {
-  EXPECT_EQ(repeated(65, 2000, 1024).shared_prefix(), 1024);
-  EXPECT_EQ(repeated(64, 2000, 1024).shared_prefix(), 0);  // 63 x 1024 keys
-  EXPECT_EQ(repeated(65, 2000, 1024).shared_prefix(0, 7), 0);
-  EXPECT_EQ(repeated(65, 2000, 1024).shared_prefix(0, 8, DType::i8), 0);
-  EXPECT_EQ(repeated(129, 2000, 1024).shared_prefix(0, 8, DType::i8), 1024);
-  EXPECT_EQ(repeated(65, 2000, 1024).shared_prefix(1), 0);  // the first is no decode
-  EXPECT_EQ(repeated(66, 2000, 1024).shared_prefix(1), 1024);
+  EXPECT_EQ(repeated(49, 2000, 1024).shared_prefix(), 1024);
+  EXPECT_EQ(repeated(48, 2000, 1024).shared_prefix(), 0);  // 47 x 1024 keys
+  EXPECT_EQ(repeated(49, 2000, 1024).shared_prefix(0, 7), 0);
+  EXPECT_EQ(repeated(49, 2000, 1024).shared_prefix(0, 8, DType::i8), 0);
+  EXPECT_EQ(repeated(97, 2000, 1024).shared_prefix(0, 8, DType::i8), 1024);
+  EXPECT_EQ(repeated(49, 2000, 1024).shared_prefix(1), 0);  // the first is no decode
+  EXPECT_EQ(repeated(50, 2000, 1024).shared_prefix(1), 1024);
 }
 
 TEST(SharedPrefix, IsAPowerOfTwoThatHoldsTheLongest) {

@@ -25,7 +25,7 @@ Answers answers_of(Engine& engine) {
 }
 
 // 8 KV heads of 64 + 64 bf16 numbers are 2 KiB a key: with 185 sequences and 1536 shared keys, more
-// than 256 MiB, a step reads them once.
+// than 192 MiB, a step reads them once.
 TEST(EnginePrefix, TokensAreThoseOfTheRequestAlone) {
   HEADRACE_NEEDS_GPU(90);
   RandomModel random;
