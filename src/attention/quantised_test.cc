@@ -155,26 +155,28 @@ TEST(Quantised, WindowsThatBeginOnBothSidesOfASplit) {
 // The KV heads of a task depend on the number of threads.
 TEST(Quantised, BitsDependNeitherOnThreadsNorOnHeadsPerTask) {
   for (const Kernel* kernel : kernels())
-    for (const DType codes : kCodes) {
-      QuantisedCase c;
-      c.dtype = DType::bf16;
-      c.k_dtype = c.v_dtype = codes;
-      c.keys = {700, 90};
-      c.queries = {2, 1};
-      c.num_heads = 16;
-      c.num_kv_heads = 8;
-      c.page_size = c.group = 32;
-      QuantisedCall call(c);
-      ASSERT_EQ(run_on(*kernel, call, 1), "") << kernel->name;
-      const std::vector<unsigned char> out = call.out();
-      const std::vector<float> lse = call.lse();
-      for (const int num_threads : {2, 3, 16}) {
-        std::ranges::fill(call.out(), 0xff);
-        ASSERT_EQ(run_on(*kernel, call, num_threads), "") << kernel->name;
-        EXPECT_EQ(call.out(), out) << kernel->name << ' ' << text_of(c) << num_threads;
-        EXPECT_EQ(call.lse(), lse) << kernel->name << ' ' << text_of(c) << num_threads;
+    for (const DType codes : kCodes)
+      for (const bool is_head_major : {false, true}) {
+        QuantisedCase c;
+        c.dtype = DType::bf16;
+        c.k_dtype = c.v_dtype = codes;
+        c.keys = {700, 90};
+        c.queries = {2, 1};
+        c.num_heads = 16;
+        c.num_kv_heads = 8;
+        c.page_size = c.group = 32;
+        c.is_head_major = is_head_major;
+        QuantisedCall call(c);
+        ASSERT_EQ(run_on(*kernel, call, 1), "") << kernel->name;
+        const std::vector<unsigned char> out = call.out();
+        const std::vector<float> lse = call.lse();
+        for (const int num_threads : {2, 3, 16}) {
+          std::ranges::fill(call.out(), 0xff);
+          ASSERT_EQ(run_on(*kernel, call, num_threads), "") << kernel->name;
+          EXPECT_EQ(call.out(), out) << kernel->name << ' ' << text_of(c) << num_threads;
+          EXPECT_EQ(call.lse(), lse) << kernel->name << ' ' << text_of(c) << num_threads;
+        }
       }
-    }
 }
 
 // A contiguous copy of codes, or of their scales, in the pages of `t`: [sum of keys, num_kv_heads,

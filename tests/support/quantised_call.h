@@ -200,16 +200,26 @@ class QuantisedCall {
     return view;
   }
   TensorView k_scale_view() {
-    if (!has_zero_points(c_.k_dtype))
-      return TensorView(k_scale_.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
-    return TensorView(k_scale_.data(), DType::u32,
-                      {num_pages_, c_.page_size / kZeroPointGroup, c_.num_kv_heads, k_words()});
+    return has_zero_points(c_.k_dtype)
+               ? scales_view(k_scale_, DType::u32, c_.page_size / kZeroPointGroup, k_words())
+               : scales_view(k_scale_, DType::f32, c_.page_size, 1);
   }
   TensorView v_scale_view() {
-    if (!has_zero_points(c_.v_dtype))
-      return TensorView(v_scale_.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
-    return TensorView(v_scale_.data(), DType::u32,
-                      {num_pages_, c_.page_size, c_.num_kv_heads, v_words()});
+    return has_zero_points(c_.v_dtype) ? scales_view(v_scale_, DType::u32, c_.page_size, v_words())
+                                       : scales_view(v_scale_, DType::f32, c_.page_size, 1);
+  }
+  // `rows` of a page and head, in the order of the codes; f32 has no axis of words.
+  TensorView scales_view(std::vector<std::uint32_t>& memory, DType dtype, std::int64_t rows,
+                         std::int64_t words) const {
+    const std::int64_t heads = c_.num_kv_heads;
+    TensorView view = dtype == DType::f32
+                          ? TensorView(memory.data(), dtype, {num_pages_, rows, heads})
+                          : TensorView(memory.data(), dtype, {num_pages_, rows, heads, words});
+    if (c_.is_head_major) {
+      view.strides[1] = words;
+      view.strides[2] = rows * words;
+    }
+    return view;
   }
   std::int64_t k_words() const { return scales_of_key(c_.k_dtype, c_.head_dim); }
   std::int64_t v_words() const { return scales_of_value(c_.v_dtype, c_.head_dim_v); }
@@ -374,6 +384,12 @@ class QuantisedCall {
         is_of_k ? k_source_[at(row * c_.head_dim + d)] : v_source_[at(row * c_.head_dim_v + d)]);
     return load_as_double(c_.dtype, &rounded, 0);
   }
+  // Of codes, recent keys or scales.
+  std::int64_t row_of(std::int64_t page, std::int64_t page_size, std::int64_t slot,
+                      std::int64_t kv_head) const {
+    return c_.is_head_major ? (page * c_.num_kv_heads + kv_head) * page_size + slot
+                            : (page * page_size + slot) * c_.num_kv_heads + kv_head;
+  }
   // An element of the key or value j as a query of sequence b at `position` sees it.
   double key(bool is_of_k, std::int64_t b, std::int64_t position, std::int64_t j, std::int64_t head,
              std::int64_t d) const {
@@ -381,10 +397,7 @@ class QuantisedCall {
     const std::int64_t dim = is_of_k ? c_.head_dim : c_.head_dim_v;
     const auto offset = [&](std::int64_t page, std::int64_t page_size, std::int64_t slot,
                             std::int64_t width) {
-      const std::int64_t row = c_.is_head_major
-                                   ? (page * c_.num_kv_heads + kv_head) * page_size + slot
-                                   : (page * page_size + slot) * c_.num_kv_heads + kv_head;
-      return row * width;
+      return row_of(page, page_size, slot, kv_head) * width;
     };
     if (is_recent(position, j)) {
       const std::int64_t page = recent_table_[at(b * max_recent_ + j / c_.group - first_group(b))];
@@ -406,10 +419,10 @@ class QuantisedCall {
                         std::int64_t d) const {
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
     const std::int64_t slot = j % c_.page_size;
-    const std::int64_t row = is_of_k
-                                 ? page * (c_.page_size / kZeroPointGroup) + slot / kZeroPointGroup
-                                 : page * c_.page_size + slot;
-    const std::int64_t first = row * c_.num_kv_heads + head / (c_.num_heads / c_.num_kv_heads);
+    const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
+    const std::int64_t first =
+        is_of_k ? row_of(page, c_.page_size / kZeroPointGroup, slot / kZeroPointGroup, kv_head)
+                : row_of(page, c_.page_size, slot, kv_head);
     return is_of_k ? k_scale_[at(first * k_words() + d)]
                    : v_scale_[at(first * v_words() + d / kZeroPointGroup)];
   }
@@ -427,10 +440,9 @@ class QuantisedCall {
     }
     const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
-    const std::int64_t idx =
-        c_.has_per_sequence_scales
-            ? b * c_.num_kv_heads + kv_head
-            : (page * c_.page_size + j % c_.page_size) * c_.num_kv_heads + kv_head;
+    const std::int64_t idx = c_.has_per_sequence_scales
+                                 ? b * c_.num_kv_heads + kv_head
+                                 : row_of(page, c_.page_size, j % c_.page_size, kv_head);
     return load_as_double(DType::f32, (is_of_k ? k_scale_ : v_scale_).data(), idx);
   }
 
