@@ -189,37 +189,32 @@ class QuantisedCall {
   std::vector<unsigned char> elements(DType dtype, std::int64_t count) const {
     return std::vector<unsigned char>(at(count) * dtype_bytes(dtype), 0xff);  // NaN
   }
+  // `rows` of a page and head, of codes, recent keys or scales.
+  TensorView pages_view(void* memory, DType dtype, std::int64_t num_pages, std::int64_t rows,
+                        std::int64_t width) const {
+    const std::int64_t heads = c_.num_kv_heads;
+    TensorView view(memory, dtype, {num_pages, rows, heads, width});
+    if (c_.is_head_major) {
+      view.strides[1] = width;
+      view.strides[2] = rows * width;
+    }
+    return view;
+  }
   TensorView pages_view(std::vector<unsigned char>& memory, DType dtype, std::int64_t num_pages,
                         std::int64_t page_size, std::int64_t dim) const {
-    const std::int64_t d = stored_size(dtype, dim), heads = c_.num_kv_heads;
-    TensorView view(memory.data(), dtype, {num_pages, page_size, heads, d});
-    if (c_.is_head_major) {
-      view.strides[1] = d;
-      view.strides[2] = page_size * d;
-    }
-    return view;
+    return pages_view(memory.data(), dtype, num_pages, page_size, stored_size(dtype, dim));
+  }
+  TensorView scales_view(std::vector<std::uint32_t>& memory) const {
+    return *pages_view(memory.data(), DType::f32, num_pages_, c_.page_size, 1).select(3, 0);
   }
   TensorView k_scale_view() {
-    return has_zero_points(c_.k_dtype)
-               ? scales_view(k_scale_, DType::u32, c_.page_size / kZeroPointGroup, k_words())
-               : scales_view(k_scale_, DType::f32, c_.page_size, 1);
+    if (!has_zero_points(c_.k_dtype)) return scales_view(k_scale_);
+    return pages_view(k_scale_.data(), DType::u32, num_pages_, c_.page_size / kZeroPointGroup,
+                      k_words());
   }
   TensorView v_scale_view() {
-    return has_zero_points(c_.v_dtype) ? scales_view(v_scale_, DType::u32, c_.page_size, v_words())
-                                       : scales_view(v_scale_, DType::f32, c_.page_size, 1);
-  }
-  // `rows` of a page and head, in the order of the codes; f32 has no axis of words.
-  TensorView scales_view(std::vector<std::uint32_t>& memory, DType dtype, std::int64_t rows,
-                         std::int64_t words) const {
-    const std::int64_t heads = c_.num_kv_heads;
-    TensorView view = dtype == DType::f32
-                          ? TensorView(memory.data(), dtype, {num_pages_, rows, heads})
-                          : TensorView(memory.data(), dtype, {num_pages_, rows, heads, words});
-    if (c_.is_head_major) {
-      view.strides[1] = words;
-      view.strides[2] = rows * words;
-    }
-    return view;
+    if (!has_zero_points(c_.v_dtype)) return scales_view(v_scale_);
+    return pages_view(v_scale_.data(), DType::u32, num_pages_, c_.page_size, v_words());
   }
   std::int64_t k_words() const { return scales_of_key(c_.k_dtype, c_.head_dim); }
   std::int64_t v_words() const { return scales_of_value(c_.v_dtype, c_.head_dim_v); }
