@@ -33,7 +33,7 @@ inline constexpr int64_t kDirectAddresses = kDirectKeys + kNearRows<E>;
 // - In software, because in [batch, seqlen, heads, dim] the rows of a head are in different pages,
 //   which hardware prefetchers do not cross.
 // - Evenly, some lines per some products: a burst would fill the core's miss buffers and stall it.
-// - In memory order through the rows of all heads of a task, which hardware prefetchers do follow.
+// - In memory order, which hardware prefetchers do follow: see HeadFetch.
 // - In four streams, each through a quarter of the rows: a core keeps more lines in flight for more
 //   than one stream (64 rows of 256 bytes are four pages, and a prefetcher works on each).
 template <class Rows>

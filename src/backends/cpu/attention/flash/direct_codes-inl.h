@@ -44,8 +44,7 @@ inline void load_code_queries(const Problem& p, const float* row, const CodeQuer
   }
 }
 
-// The products of few rows with a tile of codes, which are read as they are, for some KV heads that
-// are adjacent in memory.
+// The products of few rows with a tile of codes, which are read as they are, for some KV heads.
 template <class Isa, class E>
 class DirectCodes {
   using Tile = CodeTile<Isa, E>;
@@ -75,8 +74,6 @@ class DirectCodes {
     };
     move(tile_.k_side(), keys_);
     move(tile_.v_side(), values_);
-    next_values_.select(kv_head - first_head_);
-    next_keys_.select(kv_head - first_head_);
     tile_.kv_head = kv_head;
     queries_ = queries;
   }
@@ -96,6 +93,7 @@ class DirectCodes {
   [[gnu::noinline]] void scores(const typename Isa::Unit* q, int64_t num_rows, Span block,
                                 float* s) {
     const Side side = tile_.k_side();
+    next_values_.select(tile_.kv_head - first_head_);
     if constexpr (has_integer_products<Isa, E>) {
       if (has_words(side)) {
         if (side.dtype == DType::i8) return integer_scores<8>(num_rows, block, s);
@@ -115,6 +113,7 @@ class DirectCodes {
   [[gnu::noinline]] void output(const float* p, int64_t num_rows, Span block, const Span* spans,
                                 float* o, const float* row_scale) {
     const Side side = tile_.v_side();
+    next_keys_.select(tile_.kv_head - first_head_);
     tile_.fetch_scales(tile_.k_side(), tile_.kv_head - first_head_, num_heads_);
     tile_.fetch_scales(side, tile_.kv_head - first_head_, num_heads_);
     if constexpr (has_integer_products<Isa, E>) {

@@ -429,8 +429,7 @@ class Task {
     }
   }
 
-  // Both matmuls of all heads: their K are adjacent in memory, and so are their V. The rows are
-  // those of the first head.
+  // Both matmuls of all heads. The rows are those of the first head.
   template <int kShift, class Rows>
   void direct_products(Heads heads, Rows keys, Rows values, Rows next) {
     const int64_t num_heads = heads.end - heads.begin;

@@ -34,8 +34,7 @@ struct Call {
 };
 
 // A task: a row tile of one (batch entry, KV head) over all of its keys, or all rows over some of
-// the splits (a key task); or of several KV heads that are adjacent in memory, one key tile after
-// the other.
+// the splits (a key task); or of several KV heads, one key tile after the other.
 struct Work {
   int64_t batch_idx, first_head;
   Sequence sequence;

@@ -107,7 +107,7 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
       kDirectKeys * (k_size * static_cast<int64_t>(dtype_bytes(k_dtype_of(p))) +
                      v_size * static_cast<int64_t>(dtype_bytes(v_dtype_of(p))));
   // In small pages several heads save one thread a sixth of its time, but 8 and 16 threads of a
-  // Xeon, of which some are slower than others, took 10 to 30 % longer with 4 to 8 large tasks
+  // Xeon, of which some are slower than others, took 10 to 40 % longer with 4 to 8 large tasks
   // each.
   constexpr int64_t kL2Share = 2, kFewThreads = 4;
   const int64_t num_threads = plan.schedule.num_threads;
