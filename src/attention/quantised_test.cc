@@ -152,16 +152,16 @@ TEST(Quantised, WindowsThatBeginOnBothSidesOfASplit) {
     }
 }
 
-// The KV heads of a task depend on the number of threads.
-TEST(Quantised, BitsDependNeitherOnThreadsNorOnHeadsPerTask) {
+// The KV heads and the splits of a task depend on the number of threads.
+TEST(Quantised, BitsDependNeitherOnThreadsNorOnTheirTasks) {
   for (const Kernel* kernel : kernels())
     for (const DType codes : kCodes)
       for (const bool is_head_major : {false, true}) {
         QuantisedCase c;
         c.dtype = DType::bf16;
         c.k_dtype = c.v_dtype = codes;
-        c.keys = {700, 90};
-        c.queries = {2, 1};
+        c.keys = {9000, 700, 90};
+        c.queries = {2, 1, 1};
         c.num_heads = 16;
         c.num_kv_heads = 8;
         c.page_size = c.group = 32;

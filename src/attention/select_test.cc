@@ -271,10 +271,14 @@ double least_workspace(const Plan& plan) {
   if (is_backward(p) || s.max_splits <= 1) return 0;
   const double rows =
       std::min(static_cast<double>(p.seqlen_q) * static_cast<double>(group_size(p)), 64.0);
-  // A task of the CPU merges up to four splits, and all of a row tile.
+  // A task of the CPU merges up to four splits where the tasks suffice, and all of a row tile.
   const bool is_on_cpu = plan.device.device_type == HEADRACE_CPU;
   if (is_on_cpu && p.strict_rows && rows >= 64) return 0;
-  const bool has_groups = is_on_cpu && (p.num_splits == 0 || p.strict_rows) && s.max_splits > 64;
+  const std::int64_t groups = (s.max_splits + 3) / 4;
+  const bool suffice =
+      groups >= 2 && groups * std::max<std::int64_t>(p.batch, 1) >= 4 * s.num_threads;
+  const bool has_groups =
+      is_on_cpu && (p.num_splits == 0 || p.strict_rows) && (s.max_splits > 64 || suffice);
   const double results = static_cast<double>(s.max_splits) / (has_groups ? 4 : 1);
   return static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads) * results * rows *
          static_cast<double>(p.head_dim_v + 2) * 4;

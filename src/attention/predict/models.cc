@@ -193,8 +193,10 @@ ModelTime cpu_forward(const Input& in) {
   const double all_pairs = in.work.exps;
   const double dims = 2 * static_cast<double>(p.head_dim + p.head_dim_v);
   ModelTime t;
-  if (flash::plan_sequence(p, p.seqlen_q, p.seqlen_k).path == flash::Path::direct) {
-    t.waves = share_tiles({{1, p.batch * p.num_kv_heads * in.schedule.max_splits}},
+  const flash::SequencePlan sequence = flash::plan_sequence(
+      p, p.seqlen_q, p.seqlen_k, flash::min_key_tasks(p, in.schedule.num_threads));
+  if (sequence.path == flash::Path::direct) {
+    t.waves = share_tiles({{1, p.batch * p.num_kv_heads * sequence.num_key_tasks}},
                           in.schedule.num_threads, 0);
     // Between half of the last cache and one and a half of it ever more bytes come from memory.
     const double of_cache =

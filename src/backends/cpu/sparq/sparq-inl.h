@@ -8,6 +8,7 @@
 
 #include "backends/cpu/simd/element.h"
 #include "backends/cpu/simd/exp-inl.h"
+#include "backends/cpu/simd/prefetch.h"
 #include "backends/cpu/sparq/select.h"
 #include "backends/cpu/sparq/sparq.h"
 
@@ -39,7 +40,7 @@ struct SparqKernels {
   static void prefetch(const void* row, std::int64_t bytes) {
     constexpr std::int64_t kLine = 64;
     for (std::int64_t i = 0; i < bytes; i += kLine)
-      __builtin_prefetch(static_cast<const char*>(row) + i);
+      prefetch_line(static_cast<const char*>(row) + i);
   }
 
   // body.template operator()<E>() with the element type of the call.

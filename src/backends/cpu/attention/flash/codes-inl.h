@@ -6,6 +6,7 @@
 
 #include "backends/cpu/attention/flash/integer_products-inl.h"
 #include "backends/cpu/attention/flash/softmax-inl.h"
+#include "backends/cpu/simd/prefetch.h"
 #include "core/quantise.h"
 
 namespace headrace::cpu::flash {
@@ -216,8 +217,7 @@ struct CodeTile {
     if (has_zero_points(side.dtype) && side.is_of_k) {
       constexpr int64_t kLine = 64 / sizeof(uint32_t);
       for (int64_t i = 0; i < end; i += kZeroPointGroup)
-        for (int64_t d = 0; d < side.dim; d += kLine)
-          __builtin_prefetch(words_of(side, next + i) + d, 0, 3);
+        for (int64_t d = 0; d < side.dim; d += kLine) prefetch_line(words_of(side, next + i) + d);
       return;
     }
     if (num_heads * std::abs(scale.stride_head) <= 16) {
@@ -229,8 +229,7 @@ struct CodeTile {
                [](int64_t, const float* from, int64_t stride, int64_t count) {
                  const int64_t step =
                      std::max<int64_t>(16 / std::max<int64_t>(std::abs(stride), 1), 1);
-                 for (int64_t i = 0; i < count; i += step)
-                   __builtin_prefetch(from + i * stride, 0, 3);
+                 for (int64_t i = 0; i < count; i += step) prefetch_line(from + i * stride);
                });
   }
 

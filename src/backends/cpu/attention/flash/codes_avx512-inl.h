@@ -71,30 +71,24 @@ struct IntegerProducts<cpu::avx512::Isa> {
   static void weigh(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
                     int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                     int64_t o_stride, const float* row_scale) {
-    for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
-      weigh_columns<kRows, kBits, 1>(p, first_row, values, keys, {first_column, dim, half == 1},
-                                     fetcher, o, o_stride, row_scale);
-      fetcher.lines = 0;
-    }
+    weigh_columns<kRows, kBits, 1, 0>(p, first_row, values, keys, first_column, dim, fetcher, o,
+                                      o_stride, row_scale);
+    if constexpr (kBits == 4)
+      weigh_columns<kRows, kBits, 1, 1>(p, first_row, values, keys, first_column, dim, fetcher, o,
+                                        o_stride, row_scale);
   }
   // The same of 128 columns of 4-bit or 2-bit codes with weights for each 32 of them.
   template <int kRows, int kBits, class Rows, class Next>
   static void weigh_groups(const WordRows& p, int64_t first_row, const Rows& values, Span keys,
                            int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
                            int64_t o_stride, const float* row_scale) {
-    for (int half = 0; half < 2; ++half) {
-      weigh_columns<kRows, kBits, 4>(p, first_row, values, keys, {first_column, dim, half == 1},
-                                     fetcher, o, o_stride, row_scale);
-      fetcher.lines = 0;
-    }
+    weigh_columns<kRows, kBits, 4, 0>(p, first_row, values, keys, first_column, dim, fetcher, o,
+                                      o_stride, row_scale);
+    weigh_columns<kRows, kBits, 4, 1>(p, first_row, values, keys, first_column, dim, fetcher, o,
+                                      o_stride, row_scale);
   }
 
  private:
-  struct Columns {
-    int64_t first, dim;
-    bool is_upper_half;  // 4-bit codes: columns 16 to 31 of each 32
-  };
-
   template <int kRows, int kBits>
   [[gnu::always_inline]] static void add(const int16_t* words, int64_t stride,
                                          const PagedRows<Int8>& keys, int64_t d, int64_t left,
@@ -157,23 +151,26 @@ struct IntegerProducts<cpu::avx512::Isa> {
     }
   }
 
-  // kGroups: of columns with weights of their own, those of a pair of keys side by side.
-  template <int kRows, int kBits, int kGroups, class Rows, class Next>
+  // kGroups: of columns with weights of their own, those of a pair of keys side by side. kHalf: 1:
+  // of 4-bit codes the columns 16 to 31 of each 32; rows and next keys are prefetched with the
+  // first.
+  template <int kRows, int kBits, int kGroups, int kHalf, class Rows, class Next>
   [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
-                                              const Rows& values, Span keys, const Columns& columns,
-                                              Fetcher<Next> next, float* o, int64_t o_stride,
-                                              const float* row_scale) {
+                                              const Rows& values, Span keys, int64_t first_column,
+                                              int64_t dim, Fetcher<Next> next, float* o,
+                                              int64_t o_stride, const float* row_scale) {
+    constexpr int64_t kStride = kDirectKeys * kGroups;  // of the rows of p
     __m512i acc[4 * kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < 4 * kRows; ++i) acc[i] = _mm512_setzero_si512();
-    const int16_t* words = p.words + first_row * p.stride;
+    const int16_t* words = p.words + first_row * kStride;
     for (int key = keys.begin / 2 * 2; key < keys.end; key += 2) {
-      if (key % 4 == 0) next.fetch_keys();
+      if (kHalf == 0 && key % 4 == 0) next.fetch_keys();
       __m512i pair[4];
-      load_pairs<kBits>(values, key, columns.first * kBits / 8, columns.is_upper_half, pair);
+      load_pairs<kBits, kHalf>(values, key, first_column * kBits / 8, pair);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m512i both = load_weights<kBits, kGroups>(words + r * p.stride + key * kGroups);
+        const __m512i both = load_weights<kBits, kGroups>(words + r * kStride + key * kGroups);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) add_products(acc[4 * r + i], pair[i], both);
       }
@@ -185,13 +182,12 @@ struct IntegerProducts<cpu::avx512::Isa> {
         order_bytes(sums);
       else
         order_nibbles(sums);
-      float* row = o + r * o_stride + columns.first;
-      if (kBits == 4 && columns.is_upper_half) row += 16;
+      float* row = o + r * o_stride + first_column + (kBits == 4 ? 16 * kHalf : 0);
       const int64_t step = kBits == 8 ? 16 : 32;
 #pragma GCC unroll 4
       for (int lane = 0; lane < 4; ++lane) {
         const int i = kBits == 2 ? kHalfGroups[lane] : lane;
-        if (columns.first + step * i >= columns.dim) continue;
+        if (first_column + step * i >= dim) continue;
         const int64_t at = (first_row + r) * kGroups + (kGroups == 1 ? 0 : i);
         const __m512 sum =
             _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[lane], _mm512_set1_epi32(p.offsets[at])));
@@ -200,7 +196,7 @@ struct IntegerProducts<cpu::avx512::Isa> {
         if constexpr (kBits == 2) {
           // Fours of columns, of which the other half has every second.
           const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
-          const auto mask = static_cast<__mmask16>(columns.is_upper_half ? 0xF0F0 : 0x0F0F);
+          const auto mask = static_cast<__mmask16>(kHalf == 1 ? 0xF0F0 : 0x0F0F);
 #pragma GCC unroll 2
           for (int k = 0; k < 2; ++k) {
             const __m512 part =
@@ -216,25 +212,24 @@ struct IntegerProducts<cpu::avx512::Isa> {
   }
 
   // The codes of two keys as words side by side, of four times 16 columns.
-  template <int kBits, class Rows>
+  template <int kBits, int kHalf, class Rows>
   [[gnu::always_inline]] static void load_pairs(const Rows& values, int key, int64_t byte,
-                                                bool is_upper_half, __m512i (&pair)[4]) {
+                                                __m512i (&pair)[4]) {
     if constexpr (kBits == 2) {
       const __m512i both = load_half_values(values, key, byte);
-      const __m512i half = is_upper_half ? _mm512_srli_epi16(both, 8) : both;
+      const __m512i half = kHalf == 1 ? _mm512_srli_epi16(both, 8) : both;
 #pragma GCC unroll 4
       for (unsigned i = 0; i < 4; ++i)
         pair[i] = _mm512_and_si512(_mm512_srli_epi16(half, 2 * i), _mm512_set1_epi16(3));
     } else if constexpr (kBits == 4) {
-      const __m512i a = load_value(values, key, byte);
-      const __m512i b = load_value(values, key + 1, byte);
-      const __m512i both =
-          is_upper_half ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
+      const __m512i a = load_value<kHalf == 0>(values, key, byte);
+      const __m512i b = load_value<kHalf == 0>(values, key + 1, byte);
+      const __m512i both = kHalf == 1 ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) pair[i] = nibbles(both, i);
     } else {
-      const __m512i a = load_value(values, key, byte);
-      const __m512i b = load_value(values, key + 1, byte);
+      const __m512i a = load_value<kHalf == 0>(values, key, byte);
+      const __m512i b = load_value<kHalf == 0>(values, key + 1, byte);
       const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
       pair[0] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(low));
       pair[1] = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(high));
@@ -262,13 +257,15 @@ struct IntegerProducts<cpu::avx512::Isa> {
     return _mm512_set1_epi32(weights);
   }
   // Of copied rows, or of rows where they are, of which later ones are prefetched.
+  template <bool kFetch>
   [[gnu::always_inline]] static __m512i load_value(const StridedRows<Int8>& rows, int key,
                                                    int64_t byte) {
     return _mm512_loadu_si512(rows[key] + byte);
   }
+  template <bool kFetch>
   [[gnu::always_inline]] static __m512i load_value(const PagedRows<Int8>& rows, int key,
                                                    int64_t byte) {
-    __builtin_prefetch(rows[key + kNearRows<Int8>] + byte, 0, 3);
+    if constexpr (kFetch) __builtin_prefetch(rows[key + kNearRows<Int8>] + byte, 0, 3);
     return _mm512_loadu_si512(rows[key] + byte);
   }
   // 32 bytes of two keys, word by word side by side; the lanes of 128 bits are kHalfGroups.

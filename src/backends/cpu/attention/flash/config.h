@@ -66,13 +66,22 @@ inline constexpr int64_t kSplitRows = 64;
 inline constexpr int64_t kDirectSplitKeys = 512;
 inline constexpr int64_t kPackedSplitKeys = 1024;
 // Partial results merge in the order of their keys: first those of each group of splits, which
-// begins at a multiple of kGroupSplits, then those of the groups. The splits of a long sequence are
-// too many for tasks and partial results of their own: a task computes and merges a whole group.
+// begins at a multiple of kGroupSplits, then those of the groups. A task computes and merges a
+// whole group where that leaves enough tasks: partial results cost memory, and a long sequence has
+// too many splits.
 inline constexpr int64_t kGroupSplits = 4;
 inline constexpr int64_t kMaxSplitTasks = 64;
 
-// The schedule of one sequence. A pure function of its own lengths, the head dims and the options,
-// so that a row has the same bits in every batch and with any number of threads.
+// Tasks of a thread with which no thread waits long for the last one.
+inline constexpr int64_t kTasksOfThread = 4;
+// The tasks of a sequence that keep all threads busy, each of which may have all KV heads.
+inline int64_t min_key_tasks(const Problem& p, int num_threads) {
+  return ceil_div<int64_t>(kTasksOfThread * num_threads, std::max<int64_t>(p.batch, 1));
+}
+
+// The schedule of one sequence. What decides the bits of a row (path and splits) is a pure function
+// of its own lengths, the head dims and the options, so that they are the same in every batch and
+// with any number of threads. How many splits a task computes changes no bit.
 struct SequencePlan {
   Path path;
   int64_t num_splits;
@@ -80,7 +89,9 @@ struct SequencePlan {
   int64_t task_splits;    // splits of a task
   int64_t num_key_tasks;  // 1: tasks are row tiles, and each computes all splits of its rows
 };
-inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t seqlen_k) {
+// `min_tasks`: see min_key_tasks().
+inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t seqlen_k,
+                                  int64_t min_tasks = kMaxSplitTasks) {
   const int64_t rows = seqlen_q * group_size(p);
   const Path path = rows <= kDirectRows && !p.strict_rows ? Path::direct : Path::packed;
   const bool has_key_tasks = rows <= kSplitRows;
@@ -92,10 +103,11 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
                           largest_tile(p).n);
   const int64_t num_splits = std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1);
   if (!has_key_tasks) return {path, num_splits, split_keys, num_splits, 1};
-  const bool has_groups = num_splits > kMaxSplitTasks && !is_explicit;
-  const int64_t task_splits = has_groups ? kGroupSplits : 1;
-  return {path, num_splits, split_keys, task_splits,
-          has_groups ? ceil_div(num_splits, kGroupSplits) : num_splits};
+  const int64_t num_groups = ceil_div(num_splits, kGroupSplits);
+  const bool has_groups = !is_explicit && (num_splits > kMaxSplitTasks ||
+                                           num_groups >= std::max<int64_t>(min_tasks, 2));
+  return {path, num_splits, split_keys, has_groups ? kGroupSplits : 1,
+          has_groups ? num_groups : num_splits};
 }
 
 // Number of per-row arrays, in floats per row: 6 of floats, key ranges (4 floats each), spans (2),

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace headrace::cpu::flash {
 namespace {
 
@@ -67,18 +69,45 @@ TEST(FlashConfig, SplitsBeginAtFixedKeys) {
   }
 }
 
+// Few threads need few tasks, and more of them change nothing but how many splits a task has.
+TEST(FlashConfig, TasksHaveGroupsOfSplitsWhereFewerKeepThreadsBusy) {
+  for (const int64_t seqlen_k : {1, 512, 513, 1024, 2049, 8192, 16385, 32768, 32769}) {
+    const Problem p = problem(1, seqlen_k, 4, 128);
+    const SequencePlan most = plan_sequence(p, 1, seqlen_k);
+    const int64_t groups = ceil_div(most.num_splits, kGroupSplits);
+    for (const int64_t min_tasks : {1, 2, 4, 8, 16, 17, 64, 1000}) {
+      const SequencePlan plan = plan_sequence(p, 1, seqlen_k, min_tasks);
+      EXPECT_EQ(plan.path, most.path);
+      EXPECT_EQ(plan.num_splits, most.num_splits);
+      EXPECT_EQ(plan.split_keys, most.split_keys);
+      const bool has_groups = most.num_splits > 64 || (groups >= min_tasks && groups >= 2);
+      EXPECT_EQ(plan.task_splits, has_groups ? 4 : 1) << seqlen_k << " " << min_tasks;
+      EXPECT_EQ(plan.num_key_tasks, has_groups ? groups : most.num_splits);
+    }
+  }
+  Problem p = problem(1, 32768, 4, 128);
+  EXPECT_EQ(min_key_tasks(p, 2), 8);
+  EXPECT_EQ(plan_sequence(p, 1, 32768, min_key_tasks(p, 4)).num_key_tasks, 16);
+  EXPECT_EQ(plan_sequence(p, 1, 32768, min_key_tasks(p, 5)).num_key_tasks, 64);
+  p.batch = 3;
+  EXPECT_EQ(min_key_tasks(p, 8), 11);
+  p.batch = 0;
+  EXPECT_EQ(min_key_tasks(p, 1), 4);
+}
+
 // In a ragged batch the partial results of every sequence up to the longest must fit.
 TEST(FlashConfig, PartialsHoldEveryShorterSequence) {
   for (const int64_t max_k : {1, 600, 16385, 40001, 140000}) {
-    for (const int num_splits : {0, 7}) {
+    for (const auto& [num_splits, min_tasks] :
+         {std::pair{0, 64}, {0, 1}, {0, 9}, {7, 64}, {7, 1}}) {
       Problem p = problem(5, max_k, 4, 64);
       p.is_ragged = 1;
       p.num_splits = num_splits;
       const Partials room = partials_layout(p, scratch_layout(p, largest_tile(p), kShapes[1]),
-                                            plan_sequence(p, p.seqlen_q, p.seqlen_k));
+                                            plan_sequence(p, p.seqlen_q, p.seqlen_k, min_tasks));
       for (int64_t seqlen_q = 0; seqlen_q <= 5; ++seqlen_q) {
         for (int64_t seqlen_k = 0; seqlen_k <= max_k; seqlen_k += seqlen_k < 2000 ? 1 : 127) {
-          const SequencePlan plan = plan_sequence(p, seqlen_q, seqlen_k);
+          const SequencePlan plan = plan_sequence(p, seqlen_q, seqlen_k, min_tasks);
           ASSERT_LE(plan.num_splits, room.max_splits) << seqlen_q << " " << seqlen_k;
           ASSERT_LE(plan.num_key_tasks, room.max_tasks) << seqlen_q << " " << seqlen_k;
           ASSERT_TRUE(plan.num_key_tasks == 1 || seqlen_q * 4 <= room.rows);

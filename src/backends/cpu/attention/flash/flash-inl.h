@@ -284,15 +284,17 @@ class Task {
   void softmax(int64_t r, Span block) {
     float* scores = s(r);
     const Span span = row_span()[r];
-    if (k_scales_ != nullptr) scale_columns<Isa>(scores, k_scales_, span);
+    const float* key_scales = k_scales_;
     float scale = static_cast<float>(p_.softmax_scale);
     if (has_general_scores(p_) || !(scale > 0)) {
+      if (key_scales != nullptr) scale_columns<Vec>(scores, key_scales, span);
       general_scores<Vec>(p_, args_, row_id(r), first_key_, num_keys_, span, scores);
+      key_scales = nullptr;
       scale = 1.0f;
     }
-    tile_sum()[r] = softmax_row<Vec, kShift>(scores, span, block, scale, maximum()[r]);
+    tile_sum()[r] = softmax_row<Vec, kShift>(scores, key_scales, span, block, scale, maximum()[r]);
     if (has_dropout(p_)) dropout_row(p_, args_, row_id(r), first_key_, span, scores);
-    if (v_scales_ != nullptr) scale_columns<Isa>(scores, v_scales_, span);
+    if (v_scales_ != nullptr) scale_columns<Vec>(scores, v_scales_, span);
   }
 
   // K and V are packed into panels; rows come in blocks of kMr, each over its visible columns.

@@ -52,7 +52,8 @@ inline Work work_of(const Call& call, int64_t index) {
   work.batch_idx = index / entry_units;
   work.sequence = sequence_of(p, *call.args, work.batch_idx);
   work.plan = has_device_lengths(p)
-                  ? plan_sequence(p, work.sequence.seqlen_q, work.sequence.seqlen_k)
+                  ? plan_sequence(p, work.sequence.seqlen_q, work.sequence.seqlen_k,
+                                  min_key_tasks(p, call.num_threads))
                   : call.plan->sequence;
   const bool is_split = work.has_key_tasks();
   // Task order: the tiles of a head are consecutive, because they share its K and V. The key

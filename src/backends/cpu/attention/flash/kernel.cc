@@ -71,7 +71,7 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
     tile.m = least;
     return tile;
   }
-  const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
+  const int64_t wanted_tiles = ceil_div<int64_t>(kTasksOfThread * num_threads, heads);
   const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
   tile.m = std::max(even_rows(rows, tile.m, isa), least);
@@ -111,7 +111,8 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
   // each.
   constexpr int64_t kL2Share = 2, kFewThreads = 4;
   const int64_t num_threads = plan.schedule.num_threads;
-  const int64_t tasks_of_thread = is_side_by_side || num_threads <= kFewThreads ? 4 : 32;
+  const int64_t tasks_of_thread =
+      is_side_by_side || num_threads <= kFewThreads ? kTasksOfThread : 32;
   const int64_t tuned = plan.config.heads_per_task;
   const auto fits = [&](int64_t heads) {
     if (p.num_kv_heads % heads != 0 || heads * rows > kSweepRows ||
@@ -189,7 +190,8 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device,
               const TuningConfig& config) {
   const IsaShape& isa = target.instance.shape;
   const int num_threads = chosen(config.num_threads, std::max(device.num_units, 1));
-  const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
+  const SequencePlan sequence =
+      plan_sequence(p, p.seqlen_q, p.seqlen_k, min_key_tasks(p, num_threads));
   Tile tile = choose_tile(p, isa, device, num_threads, sequence.path);
   tile.m = chosen(config.tile_m, tile.m);
   const ForwardPlan own = plan_forward(p, tile, isa, device, num_threads, sequence);

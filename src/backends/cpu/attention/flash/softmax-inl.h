@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "backends/cpu/attention/flash/config.h"
 #include "backends/cpu/simd/exp-inl.h"
 #include "core/args.h"
 #include "core/philox.h"
@@ -35,9 +36,8 @@ inline void fill(float* x, int begin, int end, float value) {
 }
 
 // s[span] *= scales[span]. Columns outside may hold anything, NaN included.
-template <class Isa>
+template <class Vec>
 inline void scale_columns(float* s, const float* scales, Span span) {
-  using Vec = typename Isa::Vec;
   int j = span.begin;
   for (; j + Vec::kWidth <= span.end; j += Vec::kWidth)
     Vec::store(s + j, Vec::mul(Vec::load(s + j), Vec::load(scales + j)));
@@ -55,34 +55,68 @@ inline void for_vectors(int begin, int end, Body body) {
   for (; j < end; j += Vec::kWidth) body(j, std::integral_constant<int, 1>{});
 }
 
-// Turns scores s[span] into 2^kShift exp(scale * s - running maximum) in place, and into zero
-// elsewhere in `block`, the columns that the row's block multiplies with V. scale > 0. Updates
-// `maximum`. Returns the sum of the new terms, in an order that depends only on their columns.
+// Raises `maximum` to that of a tile, scale * (the lanes of `largest`): rounding is monotonic, so
+// that is the maximum of the products. Returns what scaled scores need before exp().
+template <class Vec>
+inline typename Vec::F raise_maximum(typename Vec::F largest, float scale, float& maximum) {
+  const float tile_maximum = Vec::max_lane(largest) * scale;
+  if (tile_maximum > maximum) maximum = tile_maximum;
+  // If all scores so far are -inf, subtract 0: it gives zeros and propagates NaN.
+  return Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
+}
+// x = 2^kShift exp(x * factor + minus_max); adds to `sum`.
+template <class Vec, int kShift, int kN>
+[[gnu::always_inline]] inline void exponentiate(typename Vec::F (&x)[kN], typename Vec::F factor,
+                                                typename Vec::F minus_max, typename Vec::F& sum) {
+  for (int i = 0; i < kN; ++i) x[i] = Vec::fma(x[i], factor, minus_max);
+  exp_softmax<Vec, kShift>(x);
+  for (int i = 0; i < kN; ++i) sum = Vec::add(sum, x[i]);
+}
+
+// softmax_row() of a row that sees all keys of a direct tile, in registers.
 template <class Vec, int kShift>
-inline float softmax_row(float* s, Span span, Span block, float scale, float& maximum) {
+[[gnu::noinline]] inline float softmax_whole_row(float* s, const float* key_scales, float scale,
+                                                 float& maximum) {
+  constexpr int kW = Vec::kWidth, kN = kDirectKeys / kW;
+  typename Vec::F x[kN], largest = Vec::set1(-kInfinity), sum = Vec::zero();
+  for (int i = 0; i < kN; ++i) x[i] = Vec::load(s + i * kW);
+  if (key_scales != nullptr)
+    for (int i = 0; i < kN; ++i) x[i] = Vec::mul(x[i], Vec::load(key_scales + i * kW));
+  for (int i = 0; i < kN; ++i) largest = Vec::max(largest, x[i]);
+  const auto minus_max = raise_maximum<Vec>(largest, scale, maximum);
+  exponentiate<Vec, kShift>(x, Vec::set1(scale), minus_max, sum);
+  for (int i = 0; i < kN; ++i) Vec::store(s + i * kW, x[i]);
+  return Vec::sum(sum);
+}
+
+// Turns scores s[span], times `key_scales` unless that is null, into 2^kShift exp(scale * s -
+// running maximum) in place, and into zero elsewhere in `block`, the columns that the row's block
+// multiplies with V. scale > 0. Updates `maximum`. Returns the sum of the new terms, in an order
+// that depends only on their columns.
+template <class Vec, int kShift>
+inline float softmax_row(float* s, const float* key_scales, Span span, Span block, float scale,
+                         float& maximum) {
   using F = typename Vec::F;
   constexpr int kW = Vec::kWidth;
+  if constexpr (kDirectKeys / kW <= 4) {
+    if (span.begin == 0 && span.end == kDirectKeys && block.end == kDirectKeys)
+      return softmax_whole_row<Vec, kShift>(s, key_scales, scale, maximum);
+  }
+  if (key_scales != nullptr) scale_columns<Vec>(s, key_scales, span);
   const int begin = span.begin / kW * kW;
   const int end = (span.end + kW - 1) / kW * kW;
   fill(s, begin, span.begin, -kInfinity);
   fill(s, span.end, end, -kInfinity);
   F largest = Vec::set1(-kInfinity);
   for (int j = begin; j < end; j += kW) largest = Vec::max(largest, Vec::load(s + j));
-  const float tile_maximum =
-      Vec::max_lane(largest) *
-      scale;  // rounding is monotonic, so this is the maximum of the products
-  if (tile_maximum > maximum) maximum = tile_maximum;
-  // If all scores so far are -inf, subtract 0: it gives zeros and propagates NaN.
-  const F minus_max = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
-  const F factor = Vec::set1(scale);
+  const F minus_max = raise_maximum<Vec>(largest, scale, maximum), factor = Vec::set1(scale);
   F sum = Vec::zero();
   for_vectors<Vec>(
       begin, end, [&](int j, auto num) __attribute__((always_inline)) {
         constexpr int kN = decltype(num)::value;
         F x[kN];
-        for (int i = 0; i < kN; ++i) x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_max);
-        exp_softmax<Vec, kShift>(x);
-        for (int i = 0; i < kN; ++i) sum = Vec::add(sum, x[i]);
+        for (int i = 0; i < kN; ++i) x[i] = Vec::load(s + j + i * kW);
+        exponentiate<Vec, kShift>(x, factor, minus_max, sum);
         for (int i = 0; i < kN; ++i) Vec::store(s + j + i * kW, x[i]);
       });
   fill(s, block.begin / kW * kW, begin, 0.0f);
