@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* kName = "cuda_sm90_decode";
 
-// Lengths around blocks, splits, groups and chunks; batches of more sequences than the kernel has
-// threads; sequences without keys and without queries.
+// Lengths around blocks, splits, groups and chunks; batches of more sequences than threads count
+// them; sequences without keys and without queries.
 std::vector<Sizes> all_sizes() {
   std::vector<Sizes> all = {
       {{1}, {1}, 1, 4, 1, 128},
@@ -42,6 +42,13 @@ std::vector<Sizes> all_sizes() {
     equal.queries.push_back(1);
   }
   all.push_back(equal);
+  // Two sequences for each thread that counts the batch, with the rows in shared memory.
+  Sizes mixed{{}, {}, 2, 4, 1, 64};
+  for (std::int64_t b = 0; b < 150; ++b) {
+    mixed.lengths.push_back(b * 211 % 3100);
+    mixed.queries.push_back(b % 5 == 2 ? 0 : 1 + b % 2);
+  }
+  all.push_back(mixed);
   return all;
 }
 

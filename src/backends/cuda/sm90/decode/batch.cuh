@@ -129,12 +129,17 @@ __device__ __forceinline__ SequenceRows rows_of_item(const Params& p, int batch_
   if (!p.work.is_uniform) return rows_of(p, batch_idx, reports);
   return {static_cast<int>(p.sizes.seqlen_q), static_cast<int>(p.sizes.seqlen_k), 0, 0};
 }
-// Whether a sequence begins with the page with which the one before does: a shared prefix.
-__device__ __forceinline__ bool shares_first_page(const Params& p, int batch_idx,
+// The first pages of a sequence and of the one before it: where they are the same, the two share a
+// prefix.
+struct FirstPages {
+  int own = -1, before = -2;
+  __device__ bool are_same() const { return own == before; }
+};
+__device__ __forceinline__ FirstPages first_pages(const Params& p, int batch_idx,
                                                   const SequenceKeys& keys) {
-  if (p.pages.block_table == nullptr || batch_idx == 0 || keys.end_key == 0) return false;
+  if (p.pages.block_table == nullptr || batch_idx == 0 || keys.end_key == 0) return {};
   const auto first_page = [&](int i) { return p.pages.page_of(i, first_entry(p.used_keys, i), 0); };
-  return first_page(batch_idx) == first_page(batch_idx - 1);
+  return {first_page(batch_idx), first_page(batch_idx - 1)};
 }
 // Whether K and V of so many groups fit L2.
 template <int kDim>
@@ -161,11 +166,16 @@ __device__ inline int warp_inclusive_sum(int x, int lane) {
   return x;
 }
 
+// Named barriers: of the consumers, of the merge warps, of those that count the batch, of those
+// that rehearse merging.
+inline constexpr int kConsumerBarrier = 1, kMergeBarrier = 2, kCountBarrier = 3,
+                     kRehearsalBarrier = 4;
+
 // The items of a persistent grid.
 class Batch {
  public:
-  // `smem`: of 2 * kBatchEntries words and 16 more. All threads of the CTA call it; it synchronises
-  // them where lengths are on the device.
+  // `smem`: of kBatchBytes. All threads that count call it; it synchronises them where lengths are
+  // on the device.
   __device__ Batch(const Params& p, u32 smem) : p_(p), smem_(smem) {
     if (p.work.is_uniform) {
       run_log2_ = p.work.run_log2;
@@ -186,70 +196,114 @@ class Batch {
     return policy_of_keys(shares_pages_ || fits_l2<kDim>(num_groups_));
   }
 
-  // By one warp. The heads of the same keys are consecutive items: with heads side by side in
-  // memory, CTAs read neighbouring rows at the same time.
+  // By one warp. The first runs of all heads come first, so that most items of most batches are
+  // found without a search. The heads of the same keys are consecutive items: with heads side by
+  // side in memory, CTAs read neighbouring rows at the same time.
   __device__ Item find(int id, int lane) const {
+    const int num_heads = p_.batch * p_.num_kv_heads;
+    const bool is_first_run = id < num_heads;
+    if (!is_first_run) id -= num_heads;
     const int rest = p_.by_kv_heads.divide(id), kv_head = id - rest * p_.num_kv_heads;
-    Place at;
+    Place at{rest, 0, 0};
+    if (!is_first_run) at = find_later(rest, lane);
     SequenceRows rows;
     SequenceKeys keys;
     HeadWork work;
     if (p_.work.is_uniform) {
       work = p_.work.head;
-      at.batch_idx = p_.by_items.divide(rest);
-      at.items_before = at.batch_idx * work.num_items;
-      at.slots_before = at.batch_idx * work.num_slots;
-      rows = {static_cast<int>(p_.sizes.seqlen_q), static_cast<int>(p_.sizes.seqlen_k), 0, 0};
+      rows = rows_of_item(p_, at.batch_idx, false);
       keys = p_.keys;
     } else {
-      at = search(rest, lane);
-      rows = rows_of(p_, at.batch_idx, false);
+      rows = has_rows() ? load_rows(at.batch_idx) : rows_of(p_, at.batch_idx, false);
       keys = keys_of_items(p_, at.batch_idx, rows);
       work = head_work(keys, run_log2_);
     }
+    if (is_first_run && work.num_slots > 0) at.slots_before = slots_before(rest, lane);
     const GroupRange groups = groups_of(keys);
     Item item = item_of_head(at.batch_idx, kv_head, rows, keys);
     item.first_group = groups.first;
     item.num_groups = groups.count;
     item.num_items = work.num_items;
     item.slot = at.slots_before * p_.num_kv_heads + kv_head * work.num_slots;
-    const int idx = rest - at.items_before;
-    const int begin = ((groups.first >> run_log2_) + idx) << run_log2_;
+    const int run = is_first_run ? 0 : rest - at.later_before + 1;
+    const int begin = ((groups.first >> run_log2_) + run) << run_log2_;
     item.first = max(begin, groups.first);
     item.end = min(begin + (1 << run_log2_), groups.first + groups.count);
     return item;
   }
 
  private:
-  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kWarps = kCountThreads / 32;
   struct Place {
-    int batch_idx, items_before, slots_before;  // of one head each
+    int batch_idx, later_before, slots_before;  // of one head each
   };
 
-  __device__ SequenceKeys keys_of(int batch_idx, bool reports) const {
-    return keys_of_items(p_, batch_idx, rows_of(p_, batch_idx, reports));
+  __device__ HeadWork work_of(int batch_idx) const {
+    return head_work(keys_of_items(p_, batch_idx, rows_of(p_, batch_idx, false)), run_log2_);
   }
-  __device__ u32 items_word(int entry) const { return smem_ + 4 * static_cast<u32>(entry); }
-  __device__ u32 slots_word(int entry) const { return items_word(kBatchEntries + entry); }
-  __device__ u32 warp_word(int warp) const { return items_word(2 * kBatchEntries + warp); }
+  // In shared memory; an entry is then a sequence.
+  __device__ bool has_rows() const { return p_.batch <= kRowEntries; }
+  __device__ u32 rows_chunk(int entry) const { return smem_ + 16 * static_cast<u32>(entry); }
+  __device__ void store_rows(int entry, const SequenceRows& x) const {
+    store_chunk(rows_chunk(entry), {{static_cast<u32>(x.seqlen_q), static_cast<u32>(x.seqlen_k),
+                                     static_cast<u32>(x.row_q), static_cast<u32>(x.row_k)}});
+  }
+  __device__ SequenceRows load_rows(int entry) const {
+    const Chunk c = load_chunk(rows_chunk(entry));
+    return {static_cast<int>(c.words[0]), static_cast<int>(c.words[1]),
+            static_cast<int>(c.words[2]), static_cast<int>(c.words[3])};
+  }
+  __device__ u32 later_word(int entry) const {
+    return rows_chunk(kRowEntries) + 4 * static_cast<u32>(entry);
+  }
+  __device__ u32 slots_word(int entry) const { return later_word(kBatchEntries + entry); }
+  __device__ u32 warp_word(int warp) const { return later_word(2 * kBatchEntries + warp); }
 
   // Sequences of an entry of the prefix sums.
   __device__ int entry_size() const { return (p_.batch + kBatchEntries - 1) / kBatchEntries; }
 
-  // Of all threads; `before` becomes the sum of those before this one.
-  __device__ int block_sum(int x, int* before) const {
-    const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
-    const int inclusive = warp_inclusive_sum(x, lane);
-    __syncthreads();  // the sums before have been read
-    if (lane == 31) store_shared(warp_word(warp), static_cast<u32>(inclusive));
-    __syncthreads();
+  // Of those that count.
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) - kConsumerThreads; }
+  __device__ static void sync() { bar_sync(kCountBarrier, kCountThreads); }
+
+  // Items behind the first one of a head, and partial results, of one head each; sequences that
+  // share pages.
+  struct Sums {
+    int later, slots, shares;
+    __device__ void add(const Sums& x) { later += x.later, slots += x.slots, shares += x.shares; }
+  };
+  // Of all threads.
+  __device__ int block_total(int x) const {
+    const int warp = thread() >> 5, lane = thread() & 31;
+    const int of_warp = __reduce_add_sync(0xffffffffu, x);
+    if (lane == 0) store_shared(warp_word(warp), static_cast<u32>(of_warp));
+    sync();
     int total = 0;
-    *before = inclusive - x;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) total += static_cast<int>(load_shared(warp_word(i)));
+    return total;
+  }
+  // The same; `before` becomes the sum of the threads before this one, but for those that share
+  // pages. In words of its own: those of block_total() may still be read.
+  __device__ Sums block_sums(const Sums& x, Sums* before) const {
+    const int warp = thread() >> 5, lane = thread() & 31;
+    const Sums inclusive{warp_inclusive_sum(x.later, lane), warp_inclusive_sum(x.slots, lane),
+                         __reduce_add_sync(0xffffffffu, x.shares)};
+    const auto word = [&](int sum, int i) { return warp_word((sum + 1) * kWarps + i); };
+    if (lane == 31) {
+      store_shared(word(0, warp), static_cast<u32>(inclusive.later));
+      store_shared(word(1, warp), static_cast<u32>(inclusive.slots));
+      store_shared(word(2, warp), static_cast<u32>(inclusive.shares));
+    }
+    sync();
+    Sums total{};
+    *before = {inclusive.later - x.later, inclusive.slots - x.slots, 0};
+    const auto load = [](u32 word) { return static_cast<int>(load_shared(word)); };
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
-      const int sum = static_cast<int>(load_shared(warp_word(i)));
-      if (i < warp) *before += sum;
-      total += sum;
+      const Sums sums{load(word(0, i)), load(word(1, i)), load(word(2, i))};
+      if (i < warp) before->add(sums);
+      total.add(sums);
     }
     return total;
   }
@@ -257,62 +311,93 @@ class Batch {
   // A sequence is reported by one thread of the grid. Lengths are read once, unless a thread has
   // several sequences.
   __device__ void count() {
-    const int size = entry_size(), begin = static_cast<int>(threadIdx.x) * size;
+    const int size = entry_size(), begin = thread() * size;
     const int end = min(begin + size, p_.batch);
-    int groups = 0, items = 0, slots = 0, before = 0;
-    bool shares = false;
+    int groups = 0;
+    Sums sums{};
+    FirstPages pages, last_pages;  // compared when two others have been asked for, or at the end
     SequenceKeys keys;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
       for (int b = begin; b < end; ++b) {
-        if (pass == 0 || size > 1) keys = keys_of(b, pass == 0 && blockIdx.x == 0);
-        if (pass == 0 && p_.prefix_groups == nullptr) shares |= shares_first_page(p_, b, keys);
-        const HeadWork work = head_work(keys, run_log2_);
+        if (pass == 0 || size > 1) {
+          const bool is_known = pass == 1 && has_rows();
+          const SequenceRows rows =
+              is_known ? load_rows(b) : rows_of(p_, b, pass == 0 && blockIdx.x == 0);
+          keys = keys_of_items(p_, b, rows);
+          if (pass == 0 && has_rows()) store_rows(b, rows);
+        }
+        if (pass == 1) {
+          const HeadWork work = head_work(keys, run_log2_);
+          sums.add({work.num_items - 1, work.num_slots, 0});
+          continue;
+        }
         groups += groups_of(keys).count;
-        items += work.num_items;
-        slots += work.num_slots;
+        if (p_.prefix_groups != nullptr) continue;
+        sums.shares += pages.are_same();
+        pages = last_pages;
+        last_pages = first_pages(p_, b, keys);
       }
       if (pass == 1) break;
-      num_groups_ = std::int64_t{block_sum(groups, &before)} * p_.num_kv_heads;
+      num_groups_ = std::int64_t{block_total(groups)} * p_.num_kv_heads;
       run_log2_ = choose_run(num_groups_, p_.num_units);
-      items = slots = 0;
     }
-    num_items_ = block_sum(items, &before) * p_.num_kv_heads;
-    store_shared(items_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
-    num_slots_ = block_sum(slots, &before) * p_.num_kv_heads;
-    store_shared(slots_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
-    shares_pages_ = __syncthreads_or(shares) != 0;
+    sums.shares += pages.are_same() + last_pages.are_same();
+    Sums before;
+    const Sums total = block_sums(sums, &before);
+    num_items_ = (p_.batch + total.later) * p_.num_kv_heads;
+    num_slots_ = total.slots * p_.num_kv_heads;
+    store_shared(later_word(thread()), static_cast<u32>(before.later));
+    store_shared(slots_word(thread()), static_cast<u32>(before.slots));
+    shares_pages_ = total.shares > 0;
+    sync();
   }
 
-  // The sequence that item `rest` of the batch belongs to, where each sequence has one head.
-  __device__ Place search(int rest, int lane) const {
+  // The partial results before those of a sequence.
+  __device__ int slots_before(int batch_idx, int lane) const {
+    if (p_.work.is_uniform) return batch_idx * p_.work.head.num_slots;
+    const int entry = batch_idx / entry_size();
+    int slots = static_cast<int>(load_shared(slots_word(entry)));
+#pragma unroll 1
+    for (int b = entry * entry_size() + lane; b - lane < batch_idx; b += 32)
+      slots += __reduce_add_sync(0xffffffffu, b < batch_idx ? work_of(b).num_slots : 0);
+    return slots;
+  }
+  // The sequence that item `rest` behind the first runs belongs to, where each sequence has one
+  // head.
+  __device__ Place find_later(int rest, int lane) const {
+    if (p_.work.is_uniform) {
+      const int batch_idx = p_.by_later_items.divide(rest);
+      return {batch_idx, batch_idx * (p_.work.head.num_items - 1),
+              batch_idx * p_.work.head.num_slots};
+    }
     constexpr int kStep = kBatchEntries / 32;
     static_assert(kBatchEntries % 32 == 0 && kStep <= 32);
     const auto num_up_to = [&](int entry, bool exists) {
-      const bool is_before = exists && static_cast<int>(load_shared(items_word(entry))) <= rest;
+      const bool is_before = exists && static_cast<int>(load_shared(later_word(entry))) <= rest;
       return __popc(__ballot_sync(0xffffffffu, is_before));
     };
     const int block = num_up_to(lane * kStep, true) - 1;
     const int entry = block * kStep + num_up_to(block * kStep + lane % kStep, lane < kStep) - 1;
-    Place at{entry * entry_size(), static_cast<int>(load_shared(items_word(entry))),
+    Place at{entry * entry_size(), static_cast<int>(load_shared(later_word(entry))),
              static_cast<int>(load_shared(slots_word(entry)))};
     if (entry_size() == 1) return at;
 #pragma unroll 1
     for (const int end = min(at.batch_idx + entry_size(), p_.batch);; at.batch_idx += 32) {
       const int b = at.batch_idx + lane;
-      const HeadWork work = b < end ? head_work(keys_of(b, false), run_log2_) : HeadWork{};
-      const int items = at.items_before + warp_inclusive_sum(work.num_items, lane);
+      const HeadWork work = b < end ? work_of(b) : HeadWork{1, 0};
+      const int later = at.later_before + warp_inclusive_sum(work.num_items - 1, lane);
       const int slots = at.slots_before + warp_inclusive_sum(work.num_slots, lane);
-      const unsigned is_later = __ballot_sync(0xffffffffu, items > rest);
+      const unsigned is_later = __ballot_sync(0xffffffffu, later > rest);
       const int found = is_later == 0 ? 31 : __ffs(static_cast<int>(is_later)) - 1;
       if (is_later != 0) {
         at.batch_idx += found;
-        at.items_before = __shfl_sync(0xffffffffu, items - work.num_items, found);
+        at.later_before = __shfl_sync(0xffffffffu, later - (work.num_items - 1), found);
         at.slots_before = __shfl_sync(0xffffffffu, slots - work.num_slots, found);
         return at;
       }
-      at.items_before = __shfl_sync(0xffffffffu, items, 31);
+      at.later_before = __shfl_sync(0xffffffffu, later, 31);
       at.slots_before = __shfl_sync(0xffffffffu, slots, 31);
     }
   }

@@ -43,9 +43,15 @@ inline constexpr int kMaxSeqlen = 1 << 29;  // sums of two lengths fit 32 bits
 inline constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;
 inline constexpr int kItemSlots = 2;  // items whose Q is in shared memory
 inline constexpr int kItemBytes = 64;
-// The batch's prefix sums in shared memory: an entry for one sequence, or for as many as a thread
-// gets.
-inline constexpr int kBatchEntries = kThreads;
+// The warps that are no consumers count the batch. Its prefix sums in shared memory: an entry for
+// one sequence, or for as many as a thread gets.
+inline constexpr int kCountThreads = kThreads - kConsumerThreads;
+inline constexpr int kBatchEntries = kCountThreads;
+inline constexpr int kRowEntries = 256;  // of so few sequences it has the rows as well
+// Rows, two prefix sums, four sums of each warp.
+inline constexpr int kBatchBytes =
+    kRowEntries * 16 + 2 * kBatchEntries * 4 + 4 * kCountThreads / 32 * 4;
+static_assert(kBatchBytes % 16 == 0);
 inline constexpr std::int64_t kL2Bytes = 50 << 20;  // of an H100 and an H200
 
 constexpr int head_dim_bucket(std::int64_t head_dim, std::int64_t head_dim_v) {
@@ -61,8 +67,8 @@ struct SmemPlan {
   int merge_rows;  // rows of a group that are merged at a time
   int merge_pitch, q_pitch;
   int run_sums_bytes;  // 0: a thread has registers for its sums of a run
-  int merge, run_sums, row_sums, q, items, batch, merge_pairs, ids, full, empty, announced,
-      item_full, item_empty, written, opened, is_last;
+  int merge, run_sums, row_sums, q, items, batch, merge_pairs, ids, run_log2, full, empty,
+      announced, item_full, item_empty, written, opened, is_last;
   int total;  // with room for a start at a multiple of 1024 bytes
 };
 constexpr SmemPlan smem_plan(int dim, int rows) {
@@ -79,9 +85,10 @@ constexpr SmemPlan smem_plan(int dim, int rows) {
   s.q = s.row_sums + kConsumerWarps * rows * 8;
   s.items = s.q + kItemSlots * rows * s.q_pitch;
   s.batch = s.items + kItemSlots * kItemBytes;
-  s.merge_pairs = s.batch + 2 * kBatchEntries * 4 + 64;
+  s.merge_pairs = s.batch + kBatchBytes;
   s.ids = s.merge_pairs + kMergeWarps * kPartsAtOnce * 8;
-  s.full = s.ids + kItemSlots * 4;
+  s.run_log2 = s.ids + kItemSlots * 4;
+  s.full = s.run_log2 + 8;
   s.empty = s.full + s.stages * kConsumerWarps * 8;
   s.announced = s.empty + s.stages * kConsumerWarps * 8;
   s.item_full = s.announced + kItemSlots * 8;

@@ -18,15 +18,17 @@ TEST(DecodeSmem, FitsAndDoesNotOverlap) {
     for (const int rows : kRowBuckets) {
       const SmemPlan s = smem_plan(dim, rows);
       EXPECT_LE(s.total, kSmemLimitSm90) << dim << " " << rows;
-      const int begins[] = {0,        s.merge,  s.run_sums, s.row_sums,  s.q,          s.items,
-                            s.batch,  s.full,   s.empty,    s.item_full, s.item_empty, s.written,
-                            s.opened, s.is_last};
+      const int begins[] = {0,         s.merge,  s.run_sums,    s.row_sums,  s.q,
+                            s.items,   s.batch,  s.merge_pairs, s.ids,       s.run_log2,
+                            s.full,    s.empty,  s.announced,   s.item_full, s.item_empty,
+                            s.written, s.opened, s.is_last};
       for (std::size_t i = 1; i < std::size(begins); ++i) EXPECT_LE(begins[i - 1], begins[i]) << i;
       EXPECT_EQ(s.merge, s.stages * kConsumerWarps * s.block);
       EXPECT_GE(s.run_sums - s.merge, kConsumerWarps * s.merge_rows * s.merge_pitch);
       EXPECT_GE(s.q - s.row_sums, kConsumerWarps * rows * 8);
       EXPECT_GE(s.batch - s.items, kItemSlots * kItemBytes);
-      EXPECT_GE(s.full - s.batch, 4 * (2 * kBatchEntries + kThreads / 32));
+      EXPECT_GE(s.merge_pairs - s.batch,
+                16 * kRowEntries + 4 * (2 * kBatchEntries + kCountThreads / 8));
       EXPECT_GE(s.empty - s.full, s.stages * kConsumerWarps * 8);
     }
 }

@@ -9,14 +9,13 @@
 
 namespace headrace::cuda::sm90::decode {
 
-inline constexpr int kConsumerBarrier = 1, kMergeBarrier = 2;  // named barriers
-
 // A thread's sums of a run: two columns of a row for each round of merging.
 template <int kDim, int kRows>
 class RunSums {
   static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
   static constexpr int kRounds = kRows / kPlan.merge_rows;
   static constexpr bool kInRegisters = kPlan.run_sums_bytes == 0;
+  static_assert(!kInRegisters || kRounds <= 2);
 
  public:
   __device__ RunSums(u32 smem, int tid)
@@ -27,7 +26,7 @@ class RunSums {
     }
   }
   __device__ __forceinline__ Partial<2> get(int round) const {
-    if constexpr (kInRegisters) return sums_[round];
+    if constexpr (kInRegisters) return round == 0 ? sums_[0] : sums_[kRounds - 1];
     const Chunk c = load_chunk(address(round));
     return {__uint_as_float(c.words[0]),
             __uint_as_float(c.words[1]),
@@ -35,7 +34,7 @@ class RunSums {
   }
   __device__ __forceinline__ void set(int round, const Partial<2>& x) {
     if constexpr (kInRegisters)
-      sums_[round] = x;
+      (round == 0 ? sums_[0] : sums_[kRounds - 1]) = x;
     else
       store_chunk(address(round), {{__float_as_uint(x.row_max), __float_as_uint(x.sum),
                                     __float_as_uint(x.o[0]), __float_as_uint(x.o[1])}});
@@ -56,14 +55,12 @@ class Consumer {
   static constexpr int kDim = V::kDim, kRows = V::kRows;
   static constexpr int kRowBlocks = kRows / 8, kTiles = kDim / 16;
   static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
-  static constexpr int kRounds = kRows / kPlan.merge_rows;  // of merging a group
   using Sums = SplitSums<Element, kRowBlocks, kTiles>;
 
  public:
-  __device__ Consumer(const Params& p, Smem<kDim, kRows> smem, int run_log2, int warp, int lane)
+  __device__ Consumer(const Params& p, Smem<kDim, kRows> smem, int warp, int lane)
       : p_(p),
         smem_(smem),
-        run_log2_(run_log2),
         warp_(warp),
         lane_(lane),
         blocks_(p, lane),
@@ -71,19 +68,29 @@ class Consumer {
         ring_(smem, warp, lane) {}
 
   __device__ void run() {
+    // The K and V of a rehearsal that no producer loads.
+    if (rehearses_a_block(warp_) && lane_ < 2) mbarrier_arrive(smem_.full(lane_, warp_));
+    __syncwarp();
     for (ItemSlot at;; at.next()) {
       mbarrier_wait(smem_.item_full(at.slot), at.parity);
-      const Item item = load_item(smem_.item(at.slot));
+      Item item = load_item(smem_.item(at.slot));
       if (item.batch_idx < 0) break;
       const u32 loaded = item.loaded();
       fragments_.load(smem_.q(at.slot));
       split_ = split_of(warp_, at.slot);
+      if (item.slot == kRehearsal) rehearse(item);
       release_item(run_item(item, smem_.item(at.slot), loaded), at);
       if (lane_ == 0) mbarrier_arrive(smem_.written(at.slot));
     }
   }
 
  private:
+  // The item becomes a block of the warp's split, of what happens to be in shared memory, or none.
+  __device__ __forceinline__ void rehearse(Item& item) const {
+    if (!rehearses_a_block(warp_)) return;
+    item.first_key = split_ * kSplitKeys;
+    item.end_key = item.first_key + kBlockKeys;
+  }
   __device__ __forceinline__ void release_item(u32 loaded, const ItemSlot& at) const {
     u32 empty = released_behind(loaded, smem_.item_empty(at.slot));
     empty = fragments_.released_behind_loads(empty);
@@ -110,48 +117,60 @@ class Consumer {
 
   // The warps' splits become a group, some rows at a time; a thread then has two columns of a row.
   // `item` is loaded again, without its keys: the loop over blocks has no registers for all of it.
+  // The code for 8 rows is there once, since cold code takes longer than a jump.
   __device__ __forceinline__ void merge_splits(const Item& item, const Sums& sums, int group,
                                                RunSums<kDim, kRows>& run_sums) const {
-    const int tid = warp_ * 32 + lane_, num_rows = item.rows(p_);
-    const int own_row = tid / (kDim / 2), d = tid % (kDim / 2) * 2;
+    const bool is_rehearsal = item.slot == kRehearsal;
+    const int num_rows = is_rehearsal && rehearses_a_block(warp_) ? 0 : item.rows(p_);
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int first_row = round * kPlan.merge_rows, row = first_row + own_row;
-      if (first_row >= num_rows) break;
-      bar_sync(kConsumerBarrier, kConsumerThreads);  // the round before has been read
-      if (round == 0) store_row_sums(sums);
-      store_rows(sums, first_row);
-      bar_sync(kConsumerBarrier, kConsumerThreads);
-      if (row >= num_rows) continue;
-      float2 row_sums[kGroupSplits];
+    for (int n = 0; n < kRowBlocks; ++n)
+#pragma unroll 1
+      for (int row = 8 * n; row < min(8 * n + 8, num_rows); row += kPlan.merge_rows)
+        merge_rows(item, sums, group, n, row, run_sums);
+  }
+  // Rows first_row and the next merge_rows, of row block n.
+  __device__ __forceinline__ void merge_rows(const Item& item, const Sums& sums, int group, int n,
+                                             int first_row, RunSums<kDim, kRows>& run_sums) const {
+    const int tid = warp_ * 32 + lane_, own_row = tid / (kDim / 2), d = tid % (kDim / 2) * 2;
+    const int row = first_row + own_row, round = first_row / kPlan.merge_rows;
+    const bool is_rehearsal = item.slot == kRehearsal;
+    const int barrier = is_rehearsal ? kRehearsalBarrier : kConsumerBarrier;
+    const int num_threads = is_rehearsal ? kConsumerThreads / 2 : kConsumerThreads;
+    bar_sync(barrier, num_threads);  // the round before has been read
+    if (round == 0) store_row_sums(sums);
+    store_rows(sums, n, first_row);
+    bar_sync(barrier, num_threads);
+    if (row >= item.rows(p_)) return;
+    float2 row_sums[kGroupSplits];
 #pragma unroll
-      for (int i = 0; i < kGroupSplits; ++i) row_sums[i] = load_shared2(row_sums_address(i, row));
-      const Partial<2> merged = merge_group(
-          p_.scale_log2, [&](int i) { return row_sums[i]; },
-          [&](int i) { return load_shared2(merge_address(i, own_row, d)); });
-      Partial<2> sum = run_sums.get(round);
+    for (int i = 0; i < kGroupSplits; ++i) row_sums[i] = load_shared2(row_sums_address(i, row));
+    const Partial<2> merged = merge_group(
+        p_.scale_log2, [&](int i) { return row_sums[i]; },
+        [&](int i) { return load_shared2(merge_address(i, own_row, d)); });
+    Partial<2> sum = run_sums.get(round);
+    if constexpr (V::kHasPrefix)
+      if (group == item.first_group && item.has_prefix(p_))
+        sum = load_state<kDim, 2>(p_, item, kOpenChunk, row, d);
+    const bool leaves_groups =
+        item.num_items > 1 && static_cast<int>(load_shared(smem_.run_log2())) < kChunkLog2;
+    if (leaves_groups)
+      sum = merged;
+    else
+      append(sum, merged, p_.scale_log2);
+    run_sums.set(round, sum);
+    if (!leaves_groups && group != item.end - 1) return;
+    if (item.num_items == 1) {
       if constexpr (V::kHasPrefix)
-        if (group == item.first_group && item.has_prefix(p_))
-          sum = load_state<kDim, 2>(p_, item, kOpenChunk, row, d);
-      const bool leaves_groups = item.num_items > 1 && run_log2_ < kChunkLog2;
-      if (leaves_groups)
-        sum = merged;
-      else
-        append(sum, merged, p_.scale_log2);
-      run_sums.set(round, sum);
-      if (!leaves_groups && group != item.end - 1) continue;
-      if (item.num_items == 1) {
-        if constexpr (V::kHasPrefix)
-          if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
-        write_row<Element>(p_, item, row, d, sum);
-        continue;
-      }
-      const int first_chunk = item.first_group / kChunkGroups;
-      store_partial<kDim>(p_,
-                          item.slot + (leaves_groups ? group - item.first_group
-                                                     : group / kChunkGroups - first_chunk),
-                          row, d, sum);
+        if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
+      // write_row() leaves out columns behind the last.
+      write_row<Element>(p_, item, row, is_rehearsal ? kDim : d, sum);
+      return;
     }
+    const int first_chunk = item.first_group / kChunkGroups;
+    store_partial<kDim>(
+        p_,
+        item.slot + (leaves_groups ? group - item.first_group : group / kChunkGroups - first_chunk),
+        row, d, sum);
   }
   __device__ __forceinline__ u32 row_sums_address(int split, int row) const {
     return smem_.base + static_cast<u32>(kPlan.row_sums + (split * kRows + row) * 8);
@@ -171,8 +190,8 @@ class Consumer {
     }
   }
   // Rows first_row and the next merge_rows, of which a lane has two or none.
-  __device__ __forceinline__ void store_rows(const Sums& sums, int first_row) const {
-    const int n = first_row / 8, row = 8 * n + 2 * (lane_ & 3) - first_row;
+  __device__ __forceinline__ void store_rows(const Sums& sums, int n, int first_row) const {
+    const int row = 8 * n + 2 * (lane_ & 3) - first_row;
     if (row < 0 || row >= kPlan.merge_rows) return;
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
@@ -183,7 +202,7 @@ class Consumer {
 
   const Params& p_;
   const Smem<kDim, kRows> smem_;
-  const int run_log2_, warp_, lane_;
+  const int warp_, lane_;
   int split_ = 0;  // of each group of the item
   const BlockSums<Element, kRowBlocks> blocks_;
   QueryFragments<kDim, kRows> fragments_;

@@ -78,7 +78,7 @@ struct DecodePlan {
   Window window;
   SequenceKeys keys;
   int rows, group, box_keys;
-  Divisor by_group, by_kv_heads, by_shares, by_share_groups, by_items, by_page_size;
+  Divisor by_group, by_kv_heads, by_shares, by_share_groups, by_later_items, by_page_size;
   float scale, scale_log2;
 };
 
@@ -133,7 +133,7 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConf
           .by_kv_heads = Divisor::of(std::max<std::int64_t>(p.num_kv_heads, 1)),
           .by_shares = Divisor::of(num_shares),
           .by_share_groups = Divisor::of(kWholeGroupCost * num_shares),
-          .by_items = Divisor::of(std::max(work.head.num_items, 1)),
+          .by_later_items = Divisor::of(std::max(work.head.num_items - 1, 1)),
           .by_page_size = page_size_divisor(p),
           .scale = static_cast<float>(p.softmax_scale),
           .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E)};
@@ -269,7 +269,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.by_kv_heads = own.by_kv_heads;
   params.by_shares = own.by_shares;
   params.by_share_groups = own.by_share_groups;
-  params.by_items = own.by_items;
+  params.by_later_items = own.by_later_items;
   params.batch = static_cast<int>(p.batch);
   params.num_kv_heads = static_cast<int>(p.num_kv_heads);
   params.num_units = plan.device.num_units;

@@ -13,15 +13,20 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// Each thread initialises one pair: one thread would need half a microsecond for all.
+// A thread of each warp initialises some: the lanes of a warp would do it one after the other,
+// which takes a microsecond.
 template <int kDim, int kRows>
-__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int tid) {
-  constexpr int kPairs = smem_plan(kDim, kRows).stages * kConsumerWarps;
-  static_assert(kPairs + kItemSlots < kThreads);
-  if (tid < kPairs) {
-    mbarrier_init(smem.full(tid / kConsumerWarps, tid % kConsumerWarps), 1);
-    mbarrier_init(smem.empty(tid / kConsumerWarps, tid % kConsumerWarps), 1);
-  } else if (const int slot = tid - kPairs; slot < kItemSlots) {
+__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int warp, int lane) {
+  constexpr int kStages = smem_plan(kDim, kRows).stages;
+  static_assert(kItemSlots <= kThreads / 32 - kConsumerWarps);
+  if (lane != 0) return;
+  if (warp < kConsumerWarps) {
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(smem.full(stage, warp), 1);
+      mbarrier_init(smem.empty(stage, warp), 1);
+    }
+  } else if (const int slot = warp - kConsumerWarps; slot < kItemSlots) {
     mbarrier_init(smem.announced(slot), 1);
     mbarrier_init(smem.item_full(slot), 1);
     mbarrier_init(smem.item_empty(slot), kConsumerWarps + kProducerWarps - 1 + 1);
@@ -47,27 +52,31 @@ __global__ void __launch_bounds__(kThreads, 1)
        i += kThreads)
     store_shared(smem.q(0) + 4 * static_cast<u32>(i), 0);
   fence_proxy_async();
-  init_barriers(smem, static_cast<int>(threadIdx.x));
+  init_barriers(smem, warp, lane);
   if (threadIdx.x == 32 * kProducerWarp) {
     prefetch_tensormap(&maps.k);
     prefetch_tensormap(&maps.v);
   }
   __syncthreads();
   griddep_launch_dependents();
-  // Behind a prefix: load_state() waits. All but the states has been written before.
-  if constexpr (!V::kHasPrefix) griddep_wait();
-  const Batch batch(params, smem.batch());
+  if (threadIdx.x == 32 * kProducerWarp) announce_rehearsal(params, smem);
   if (warp < kConsumerWarps) {
-    Consumer<V>(params, smem, batch.run_log2(), warp, lane).run();
-  } else if (warp < kMergeWarp) {
-    Producer<V>(params, maps, smem, batch, warp - kProducerWarp, lane).run();
+    Consumer<V>(params, smem, warp, lane).run();
   } else {
-    if (warp == kMergeWarp && params.counters != nullptr) {
-      open_counters(params, params.batch * params.num_kv_heads + batch.num_slots(), lane);
-      if (lane == 0) mbarrier_arrive(smem.opened());
+    // Consumers touch global memory behind an item that is announced behind this. Behind a prefix
+    // load_state() waits: all but the states has been written before.
+    if constexpr (!V::kHasPrefix) griddep_wait();
+    const Batch batch(params, smem.batch());
+    if (warp < kMergeWarp) {
+      Producer<V>(params, maps, smem, batch, warp - kProducerWarp, lane).run();
+    } else {
+      if (warp == kMergeWarp && params.counters != nullptr) {
+        open_counters(params, params.batch * params.num_kv_heads + batch.num_slots(), lane);
+        if (lane == 0) mbarrier_arrive(smem.opened());
+      }
+      const int tid = static_cast<int>(threadIdx.x) - 32 * kMergeWarp;
+      Merger<V>(params, smem, base, batch.run_log2(), tid).run();
     }
-    Merger<V>(params, smem, base, batch.run_log2(), static_cast<int>(threadIdx.x) - 32 * kMergeWarp)
-        .run();
   }
   if constexpr (V::kHasPrefix) griddep_wait();  // also where no row has a prefix
   if (params.counters == nullptr) return;

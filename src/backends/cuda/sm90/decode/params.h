@@ -34,7 +34,7 @@ struct Params {
   int rows;           // of a (sequence, KV head), at most: row r is query r / group, head r % group
   int group;          // query heads of a KV head
   Divisor by_group, by_kv_heads;
-  Divisor by_items;                    // of a head, where all sequences have the same
+  Divisor by_later_items;              // of a head, behind its first; where all have as many
   Divisor by_shares, by_share_groups;  // kWholeGroupCost for each share
   int batch, num_kv_heads, num_units;
   float scale, scale_log2;        // softmax_scale, positive, and times log2(e)

@@ -26,6 +26,7 @@ struct Smem {
   }
   __device__ u32 batch() const { return base + static_cast<u32>(kPlan.batch); }
   __device__ u32 id(int slot) const { return base + static_cast<u32>(kPlan.ids + 4 * slot); }
+  __device__ u32 run_log2() const { return base + static_cast<u32>(kPlan.run_log2); }
   __device__ u32 announced(int slot) const { return word(kPlan.announced, slot); }
   __device__ u32 item_full(int slot) const { return word(kPlan.item_full, slot); }
   __device__ u32 item_empty(int slot) const { return word(kPlan.item_empty, slot); }
@@ -140,6 +141,28 @@ class BlockLoader {
   KeyPlace place_;
 };
 
+// An item before the first one, for which nothing is loaded and of which nothing is stored: the
+// consumers go through their code, which comes from memory, while the batch is counted and the
+// first keys are on their way: the first half of them through that of merging, the others through
+// that of a block. It takes the first item slot, and two stages of the others' rings.
+inline constexpr int kRehearsal = -1;  // as Item::slot
+__device__ __forceinline__ bool rehearses_a_block(int warp) { return warp >= kConsumerWarps / 2; }
+template <class Smem>
+__device__ __forceinline__ void announce_rehearsal(const Params& p, const Smem& smem) {
+  store_item(smem.item(0), {.first = 0,
+                            .end = 1,
+                            .seqlen_q = static_cast<int>(p.sizes.seqlen_q),
+                            .seqlen_k = kOpen,
+                            .left = -kOpen,
+                            .right = kOpen,
+                            .num_groups = 1,
+                            .num_items = 1,
+                            .slot = kRehearsal});
+  mbarrier_arrive(smem.announced(0));
+  mbarrier_arrive(smem.item_full(0));
+  mbarrier_arrive(smem.item_empty(0));  // for the second producer warp
+}
+
 // The first producer warp takes items from the counter and announces them; the other one reads the
 // item's number from shared memory. Each loads K and V for its share of the consumer warps, one
 // lane for each consumer warp.
@@ -157,31 +180,57 @@ class Producer {
         is_first_(producer == 0),
         lane_(lane),
         warp_(producer * kFedWarps + lane),
-        blocks_(p, maps, batch.policy<kDim>()) {}
+        blocks_(p, maps, batch.policy<kDim>()) {
+    slot_.next();
+    if (rehearses_a_block(warp_)) ring_.next(), ring_.next();
+  }
 
   // The first item of a CTA is blockIdx.x and needs no counter. The next item is taken before the
   // last loads of the current one are issued, which hides the latency of the atomic. Taken earlier,
-  // the last items would go to CTAs that still have work.
+  // the last items would go to CTAs that still have work. Of an item of several groups the last
+  // block waits until the next one is found, announced, and its first page numbers asked for.
   __device__ void run() {
-    int id = static_cast<int>(blockIdx.x);
-    bool is_later = false;
-    for (; id < batch_.num_items(); id = next_item(id), is_later = true) {
-      const Item item = batch_.find(id, lane_);
-      if (is_first_) {
-        announce(id, item);
-        load_queries(item);
+    // The second warp knows the number of the first item.
+    if (is_first_ && lane_ == 0) {
+      mbarrier_arrive(smem_.announced(slot_.slot));
+      store_shared(smem_.run_log2(), static_cast<u32>(batch_.run_log2()));
+    }
+    Item item{.batch_idx = -1, .first = 0, .end = 0};
+    SplitPages pages;  // of the first split, then of the last
+    ItemSlot at;       // of the item
+    for (int id = static_cast<int>(blockIdx.x);; id = next_item(id)) {
+      const Item next = find(id);
+      if (is_first_) announce(next);
+      SplitPages next_pages;
+      read_first_pages(next, next_pages);
+      const bool is_later = item.batch_idx >= 0;
+      if (is_later) {
+        if (lane_ < kFedWarps) load_last_block(item, pages, at);
+        __syncwarp();
+        if (!is_first_ && lane_ == 0) mbarrier_arrive(smem_.item_empty(at.slot));
       }
-      if (lane_ < kFedWarps) load_run(item, is_later);
+      if (next.batch_idx < 0) break;
+      item = next;
+      pages = next_pages;
+      at = slot_;
+      if (lane_ < kFedWarps) load_run(item, pages, is_later);
       if (!is_later) take_item();
       __syncwarp();
-      if (!is_first_ && lane_ == 0) mbarrier_arrive(smem_.item_empty(slot_.slot));
       slot_.next();
     }
-    if (is_first_) announce(id, {.batch_idx = -1});
     blocks_.report();
   }
 
  private:
+  struct SplitPages {
+    int of_block[kSplitBlocks];
+  };
+
+  // batch_idx -1 behind the last one.
+  __device__ __forceinline__ Item find(int id) const {
+    if (id >= batch_.num_items()) return {.batch_idx = -1};
+    return batch_.find(id, lane_);
+  }
   __device__ __forceinline__ bool takes_items() const {
     return is_first_ && batch_.num_items() > static_cast<int>(gridDim.x);
   }
@@ -190,30 +239,34 @@ class Producer {
     mbarrier_wait(smem_.opened(), 0);
     taken_ = counters_of(p_).take_next();
   }
+  // The item behind `id`, of slot_. Its number is overwritten when the second warp has arrived at
+  // item_empty of the item before it, behind reading it.
   __device__ __forceinline__ int next_item(int id) const {
     if (!is_first_) {
       mbarrier_wait(smem_.announced(slot_.slot), slot_.parity);
       return static_cast<int>(load_shared(smem_.id(slot_.slot)));
     }
-    if (!takes_items()) return id + static_cast<int>(gridDim.x);
-    return static_cast<int>(gridDim.x) + __shfl_sync(0xffffffffu, taken_, 0);
+    const int next = takes_items() ? __shfl_sync(0xffffffffu, taken_, 0) : id;
+    if (lane_ == 0) {
+      store_shared(smem_.id(slot_.slot), static_cast<u32>(static_cast<int>(gridDim.x) + next));
+      mbarrier_arrive(smem_.announced(slot_.slot));
+    }
+    return static_cast<int>(gridDim.x) + next;
   }
 
-  __device__ __forceinline__ void announce(int id, const Item& item) const {
+  // Stores the item of slot_ for the other warps and loads its queries.
+  __device__ __forceinline__ void announce(const Item& item) const {
     mbarrier_wait(smem_.item_empty(slot_.slot), slot_.parity ^ 1);
+    const int rows = item.batch_idx < 0 ? 0 : item.rows(p_);
     if (lane_ == 0) {
-      store_shared(smem_.id(slot_.slot), static_cast<u32>(id));
       store_item(smem_.item(slot_.slot), item);
-      mbarrier_arrive(smem_.announced(slot_.slot));
-      const int rows = item.batch_idx < 0 ? 0 : item.rows(p_);
       mbarrier_arrive_expect_tx(smem_.item_full(slot_.slot),
                                 static_cast<u32>(rows * p_.sizes.head_dim * 2));
     }
     __syncwarp();
+    if (lane_ < rows) load_query(item);
   }
-
-  __device__ __forceinline__ void load_queries(const Item& item) {
-    if (lane_ >= item.rows(p_)) return;
+  __device__ __forceinline__ void load_query(const Item& item) const {
     const int q_idx = p_.by_group.divide(lane_),
               head = item.kv_head * p_.group + lane_ - q_idx * p_.group;
     const auto* q = static_cast<const typename V::Element::Stored*>(p_.q.data) +
@@ -222,11 +275,20 @@ class Producer {
                        static_cast<u32>(p_.sizes.head_dim * 2), smem_.item_full(slot_.slot));
   }
 
-  // A lane loads the splits of a consumer warp, one of each group of the run, into the warp's ring.
-  // The page numbers of a split are read while the split before it is loaded.
-  __device__ __forceinline__ void load_run(const Item& item, bool takes) {
-    const int first = item.first * kGroupKeys + split_of(warp_, slot_.slot) * kSplitKeys;
-    const int num_groups = item.end - item.first;
+  // The first key of the lane's splits of an item.
+  __device__ __forceinline__ int first_key(const Item& item, const ItemSlot& at) const {
+    return item.first * kGroupKeys + split_of(warp_, at.slot) * kSplitKeys;
+  }
+  __device__ __forceinline__ void read_first_pages(const Item& item, SplitPages& pages) {
+    if (item.batch_idx >= 0 && lane_ < kFedWarps && !blocks_.has_small_boxes())
+      read_pages(item, first_key(item, slot_), pages);
+  }
+
+  // A lane loads the splits of a consumer warp, one of each group of the run, into the warp's ring,
+  // but for the last block of several groups. The page numbers of a split are read while the split
+  // before it is loaded; `pages` become those of the last split.
+  __device__ __forceinline__ void load_run(const Item& item, SplitPages& pages, bool takes) {
+    const int first = first_key(item, slot_), num_groups = item.end - item.first;
     if (blocks_.has_small_boxes()) {
       if (takes) take_item();
 #pragma unroll 1
@@ -241,38 +303,47 @@ class Producer {
       }
       return;
     }
-    int next[kSplitBlocks];
-    read_pages(item, first, next);
 #pragma unroll 1
-    for (int group = 0; group < num_groups; ++group) {
-      int pages[kSplitBlocks];
-#pragma unroll
-      for (int i = 0; i < kSplitBlocks; ++i) pages[i] = next[i];
+    for (int group = 0;; ++group) {
       const int split = first + group * kGroupKeys;
-      if (group + 1 < num_groups)
+      const bool is_last = group + 1 == num_groups;
+      SplitPages next;
+      if (!is_last)
         read_pages(item, split + kGroupKeys, next);
       else if (takes)
         take_item();
 #pragma unroll
-      for (int i = 0; i < kSplitBlocks; ++i) {
-        const int key = split + i * kBlockKeys;
-        if (!item.sees_block(key)) continue;
+      for (int i = 0; i < kSplitBlocks - 1; ++i)
+        load_block(item, split + i * kBlockKeys, pages.of_block[i]);
+      if (is_last && num_groups > 1) return;
+      load_block(item, split + (kSplitBlocks - 1) * kBlockKeys, pages.of_block[kSplitBlocks - 1]);
+      if (is_last) return;
+      pages = next;
+    }
+  }
+  __device__ __forceinline__ void load_last_block(const Item& item, const SplitPages& pages,
+                                                  const ItemSlot& at) {
+    const int num_groups = item.end - item.first;
+    if (num_groups == 1 || blocks_.has_small_boxes()) return;
+    const int split = first_key(item, at) + (num_groups - 1) * kGroupKeys;
+    load_block(item, split + (kSplitBlocks - 1) * kBlockKeys, pages.of_block[kSplitBlocks - 1]);
+  }
+  // K and V of a block that a row sees.
+  __device__ __forceinline__ void load_block(const Item& item, int key, int page) {
+    if (!item.sees_block(key)) return;
 #pragma unroll
-        for (int is_v = 0; is_v < 2; ++is_v) {
-          wait_for_space();
-          blocks_.load(is_v != 0, item, key, pages[i], block(), full());
-          ring_.next();
-        }
-      }
+    for (int is_v = 0; is_v < 2; ++is_v) {
+      wait_for_space();
+      blocks_.load(is_v != 0, item, key, page, block(), full());
+      ring_.next();
     }
   }
   // The page numbers of a split's blocks. Entries for blocks that no row sees are not read.
-  __device__ __forceinline__ void read_pages(const Item& item, int first_key,
-                                             int (&pages)[kSplitBlocks]) {
+  __device__ __forceinline__ void read_pages(const Item& item, int first_key, SplitPages& pages) {
 #pragma unroll
     for (int i = 0; i < kSplitBlocks; ++i) {
       const int key = first_key + i * kBlockKeys;
-      pages[i] = item.sees_block(key) ? blocks_.page(item, key) : 0;
+      pages.of_block[i] = item.sees_block(key) ? blocks_.page(item, key) : 0;
     }
   }
   __device__ __forceinline__ void wait_for_space() const {

@@ -61,7 +61,7 @@ class Share {
       rows = rows_of_item(p, tid, blockIdx.x == 0);
       keys = item_of_head(p, tid, 0, rows).keys();
       cost = share_cost(keys) * p.num_kv_heads;
-      stay = shares_first_page(p, tid, keys);
+      stay = first_pages(p, tid, keys).are_same();
     }
     int begin, total;
     sum_costs(cost, begin, total);
