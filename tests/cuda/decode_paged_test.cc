@@ -42,13 +42,21 @@ std::vector<Sizes> all_sizes() {
     equal.queries.push_back(1);
   }
   all.push_back(equal);
-  // Two sequences for each thread that counts the batch, with the rows in shared memory.
-  Sizes mixed{{}, {}, 2, 4, 1, 64};
+  // Two sequences for each thread that counts the batch, and heads of several items.
+  Sizes pairs{{}, {}, 2, 4, 1, 64};
   for (std::int64_t b = 0; b < 150; ++b) {
-    mixed.lengths.push_back(b * 211 % 3100);
-    mixed.queries.push_back(b % 5 == 2 ? 0 : 1 + b % 2);
+    pairs.lengths.push_back(b % 10 == 3 ? 9000 + b : b * 211 % 1500);
+    pairs.queries.push_back(b % 5 == 2 ? 0 : 1 + b % 2);
   }
-  all.push_back(mixed);
+  all.push_back(pairs);
+  // More sequences than have their rows in shared memory; items of one group on many
+  // multiprocessors.
+  Sizes more{{}, {}, 2, 4, 1, 64};
+  for (std::int64_t b = 0; b < 300; ++b) {
+    more.lengths.push_back(b * 211 % 1600);
+    more.queries.push_back(b % 5 == 2 ? 0 : 1 + b % 2);
+  }
+  all.push_back(more);
   return all;
 }
 

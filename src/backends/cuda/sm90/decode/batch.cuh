@@ -20,6 +20,8 @@ struct alignas(16) Item {
   int first_group, num_groups, num_items;  // of the head
   int slot;                                // of the head's first partial result
 
+  static constexpr int kRehearsal = -1;  // as slot: see announce_rehearsal()
+  __device__ bool is_rehearsal() const { return slot == kRehearsal; }
   __device__ int head_idx(const Params& p) const { return batch_idx * p.num_kv_heads + kv_head; }
   // Consumes all of its words, for released_behind().
   __device__ u32 loaded() const { return loaded_head() ^ xor_of(left, right, first_key, end_key); }
@@ -214,7 +216,7 @@ class Batch {
       rows = rows_of_item(p_, at.batch_idx, false);
       keys = p_.keys;
     } else {
-      rows = has_rows() ? load_rows(at.batch_idx) : rows_of(p_, at.batch_idx, false);
+      rows = known_rows(at.batch_idx);
       keys = keys_of_items(p_, at.batch_idx, rows);
       work = head_work(keys, run_log2_);
     }
@@ -239,17 +241,21 @@ class Batch {
   };
 
   __device__ HeadWork work_of(int batch_idx) const {
-    return head_work(keys_of_items(p_, batch_idx, rows_of(p_, batch_idx, false)), run_log2_);
+    return head_work(keys_of_items(p_, batch_idx, known_rows(batch_idx)), run_log2_);
   }
-  // In shared memory; an entry is then a sequence.
+  // Whether the rows of each sequence are in shared memory.
   __device__ bool has_rows() const { return p_.batch <= kRowEntries; }
-  __device__ u32 rows_chunk(int entry) const { return smem_ + 16 * static_cast<u32>(entry); }
-  __device__ void store_rows(int entry, const SequenceRows& x) const {
-    store_chunk(rows_chunk(entry), {{static_cast<u32>(x.seqlen_q), static_cast<u32>(x.seqlen_k),
-                                     static_cast<u32>(x.row_q), static_cast<u32>(x.row_k)}});
+  __device__ u32 rows_chunk(int batch_idx) const {
+    return smem_ + 16 * static_cast<u32>(batch_idx);
   }
-  __device__ SequenceRows load_rows(int entry) const {
-    const Chunk c = load_chunk(rows_chunk(entry));
+  __device__ void store_rows(int batch_idx, const SequenceRows& x) const {
+    store_chunk(rows_chunk(batch_idx), {{static_cast<u32>(x.seqlen_q), static_cast<u32>(x.seqlen_k),
+                                         static_cast<u32>(x.row_q), static_cast<u32>(x.row_k)}});
+  }
+  // Of a sequence that has been counted.
+  __device__ SequenceRows known_rows(int batch_idx) const {
+    if (!has_rows()) return rows_of(p_, batch_idx, false);
+    const Chunk c = load_chunk(rows_chunk(batch_idx));
     return {static_cast<int>(c.words[0]), static_cast<int>(c.words[1]),
             static_cast<int>(c.words[2]), static_cast<int>(c.words[3])};
   }
@@ -272,8 +278,8 @@ class Batch {
     int later, slots, shares;
     __device__ void add(const Sums& x) { later += x.later, slots += x.slots, shares += x.shares; }
   };
-  // Of all threads.
-  __device__ int block_total(int x) const {
+  // Of all threads that count.
+  __device__ int count_total(int x) const {
     const int warp = thread() >> 5, lane = thread() & 31;
     const int of_warp = __reduce_add_sync(0xffffffffu, x);
     if (lane == 0) store_shared(warp_word(warp), static_cast<u32>(of_warp));
@@ -284,8 +290,8 @@ class Batch {
     return total;
   }
   // The same; `before` becomes the sum of the threads before this one, but for those that share
-  // pages. In words of its own: those of block_total() may still be read.
-  __device__ Sums block_sums(const Sums& x, Sums* before) const {
+  // pages. In words of its own: those of count_total() may still be read.
+  __device__ Sums count_sums(const Sums& x, Sums* before) const {
     const int warp = thread() >> 5, lane = thread() & 31;
     const Sums inclusive{warp_inclusive_sum(x.later, lane), warp_inclusive_sum(x.slots, lane),
                          __reduce_add_sync(0xffffffffu, x.shares)};
@@ -315,16 +321,14 @@ class Batch {
     const int end = min(begin + size, p_.batch);
     int groups = 0;
     Sums sums{};
-    FirstPages pages, last_pages;  // compared when two others have been asked for, or at the end
+    FirstPages pending, newest;  // compared late: meanwhile lengths of others are read
     SequenceKeys keys;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
       for (int b = begin; b < end; ++b) {
         if (pass == 0 || size > 1) {
-          const bool is_known = pass == 1 && has_rows();
-          const SequenceRows rows =
-              is_known ? load_rows(b) : rows_of(p_, b, pass == 0 && blockIdx.x == 0);
+          const SequenceRows rows = pass == 0 ? rows_of(p_, b, blockIdx.x == 0) : known_rows(b);
           keys = keys_of_items(p_, b, rows);
           if (pass == 0 && has_rows()) store_rows(b, rows);
         }
@@ -335,17 +339,17 @@ class Batch {
         }
         groups += groups_of(keys).count;
         if (p_.prefix_groups != nullptr) continue;
-        sums.shares += pages.are_same();
-        pages = last_pages;
-        last_pages = first_pages(p_, b, keys);
+        sums.shares += pending.are_same();
+        pending = newest;
+        newest = first_pages(p_, b, keys);
       }
       if (pass == 1) break;
-      num_groups_ = std::int64_t{block_total(groups)} * p_.num_kv_heads;
+      num_groups_ = std::int64_t{count_total(groups)} * p_.num_kv_heads;
       run_log2_ = choose_run(num_groups_, p_.num_units);
     }
-    sums.shares += pages.are_same() + last_pages.are_same();
+    sums.shares += pending.are_same() + newest.are_same();
     Sums before;
-    const Sums total = block_sums(sums, &before);
+    const Sums total = count_sums(sums, &before);
     num_items_ = (p_.batch + total.later) * p_.num_kv_heads;
     num_slots_ = total.slots * p_.num_kv_heads;
     store_shared(later_word(thread()), static_cast<u32>(before.later));

@@ -50,7 +50,7 @@ inline constexpr int kBatchEntries = kCountThreads;
 inline constexpr int kRowEntries = 256;  // of so few sequences it has the rows as well
 // Rows, two prefix sums, four sums of each warp.
 inline constexpr int kBatchBytes =
-    kRowEntries * 16 + 2 * kBatchEntries * 4 + 4 * kCountThreads / 32 * 4;
+    kRowEntries * 16 + 2 * kBatchEntries * 4 + 4 * (kCountThreads / 32) * 4;
 static_assert(kBatchBytes % 16 == 0);
 inline constexpr std::int64_t kL2Bytes = 50 << 20;  // of an H100 and an H200
 

@@ -26,6 +26,7 @@ class RunSums {
     }
   }
   __device__ __forceinline__ Partial<2> get(int round) const {
+    // Not sums_[round]: with an index that the compiler does not know they would lie in memory.
     if constexpr (kInRegisters) return round == 0 ? sums_[0] : sums_[kRounds - 1];
     const Chunk c = load_chunk(address(round));
     return {__uint_as_float(c.words[0]),
@@ -68,7 +69,7 @@ class Consumer {
         ring_(smem, warp, lane) {}
 
   __device__ void run() {
-    // The K and V of a rehearsal that no producer loads.
+    // No producer loads the K and V of a rehearsal.
     if (rehearses_a_block(warp_) && lane_ < 2) mbarrier_arrive(smem_.full(lane_, warp_));
     __syncwarp();
     for (ItemSlot at;; at.next()) {
@@ -78,14 +79,14 @@ class Consumer {
       const u32 loaded = item.loaded();
       fragments_.load(smem_.q(at.slot));
       split_ = split_of(warp_, at.slot);
-      if (item.slot == kRehearsal) rehearse(item);
+      if (item.is_rehearsal()) rehearse(item);
       release_item(run_item(item, smem_.item(at.slot), loaded), at);
-      if (lane_ == 0) mbarrier_arrive(smem_.written(at.slot));
     }
   }
 
  private:
-  // The item becomes a block of the warp's split, of what happens to be in shared memory, or none.
+  // The keys become a block of the warp's split, which is whatever shared memory holds, or stay
+  // none.
   __device__ __forceinline__ void rehearse(Item& item) const {
     if (!rehearses_a_block(warp_)) return;
     item.first_key = split_ * kSplitKeys;
@@ -95,7 +96,9 @@ class Consumer {
     u32 empty = released_behind(loaded, smem_.item_empty(at.slot));
     empty = fragments_.released_behind_loads(empty);
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(empty);
+    if (lane_ != 0) return;
+    mbarrier_arrive(smem_.written(at.slot));  // first: an empty slot is announced again
+    mbarrier_arrive(empty);
   }
 
   // A warp has one split of each group of a run. Returns `loaded` with all further words that it
@@ -120,20 +123,21 @@ class Consumer {
   // The code for 8 rows is there once, since cold code takes longer than a jump.
   __device__ __forceinline__ void merge_splits(const Item& item, const Sums& sums, int group,
                                                RunSums<kDim, kRows>& run_sums) const {
-    const bool is_rehearsal = item.slot == kRehearsal;
+    const bool is_rehearsal = item.is_rehearsal();
     const int num_rows = is_rehearsal && rehearses_a_block(warp_) ? 0 : item.rows(p_);
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n)
 #pragma unroll 1
       for (int row = 8 * n; row < min(8 * n + 8, num_rows); row += kPlan.merge_rows)
-        merge_rows(item, sums, group, n, row, run_sums);
+        merge_some_rows(item, sums, group, n, row, run_sums);
   }
   // Rows first_row and the next merge_rows, of row block n.
-  __device__ __forceinline__ void merge_rows(const Item& item, const Sums& sums, int group, int n,
-                                             int first_row, RunSums<kDim, kRows>& run_sums) const {
+  __device__ __forceinline__ void merge_some_rows(const Item& item, const Sums& sums, int group,
+                                                  int n, int first_row,
+                                                  RunSums<kDim, kRows>& run_sums) const {
     const int tid = warp_ * 32 + lane_, own_row = tid / (kDim / 2), d = tid % (kDim / 2) * 2;
     const int row = first_row + own_row, round = first_row / kPlan.merge_rows;
-    const bool is_rehearsal = item.slot == kRehearsal;
+    const bool is_rehearsal = item.is_rehearsal();
     const int barrier = is_rehearsal ? kRehearsalBarrier : kConsumerBarrier;
     const int num_threads = is_rehearsal ? kConsumerThreads / 2 : kConsumerThreads;
     bar_sync(barrier, num_threads);  // the round before has been read
@@ -162,8 +166,10 @@ class Consumer {
     if (item.num_items == 1) {
       if constexpr (V::kHasPrefix)
         if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
-      // write_row() leaves out columns behind the last.
-      write_row<Element>(p_, item, row, is_rehearsal ? kDim : d, sum);
+      // A rehearsal stores nothing: write_row() leaves out columns behind the last. Nor does it
+      // read sinks, which the kernel before may write.
+      write_row<Element>(p_, is_rehearsal ? SinkArgs{} : p_.row_args.sinks, item, row,
+                         is_rehearsal ? kDim : d, sum);
       return;
     }
     const int first_chunk = item.first_group / kChunkGroups;

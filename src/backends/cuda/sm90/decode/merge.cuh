@@ -139,12 +139,12 @@ __device__ __forceinline__ void append_parts(Partial<kColumns>& all, float2 sums
 
 // Writes columns from d on of a complete row.
 template <class Element, int kColumns>
-__device__ __forceinline__ void write_row(const Params& p, const Item& item, int row, int d,
-                                          const Partial<kColumns>& x) {
+__device__ __forceinline__ void write_row(const Params& p, const SinkArgs& sinks, const Item& item,
+                                          int row, int d, const Partial<kColumns>& x) {
   const int q_idx = p.by_group.divide(row), head = item.kv_head * p.group + row - q_idx * p.group;
   const RowEpilogue end =
-      row_epilogue(p.row_args.sinks, 1.0f, head, fmaf(x.row_max, p.scale_log2, -kPShift<Element>),
-                   x.sum, x.row_max * p.scale);
+      row_epilogue(sinks, 1.0f, head, fmaf(x.row_max, p.scale_log2, -kPShift<Element>), x.sum,
+                   x.row_max * p.scale);
   if (d == 0) store_lse(p.row_args.lse, item.batch_idx, head, item.row_q + q_idx, end.lse);
   if (d >= p.sizes.head_dim_v) return;
   const float factor = end.factor * x.sum;  // 1 without a sink
@@ -155,6 +155,12 @@ __device__ __forceinline__ void write_row(const Params& p, const Item& item, int
   for (int i = 0; i < kColumns; i += 2)
     reinterpret_cast<u32*>(out)[i / 2] =
         Element::pack(fmaf(x.o[i], factor, 0.0f), fmaf(x.o[i + 1], factor, 0.0f));
+}
+
+template <class Element, int kColumns>
+__device__ __forceinline__ void write_row(const Params& p, const Item& item, int row, int d,
+                                          const Partial<kColumns>& x) {
+  write_row<Element>(p, p.row_args.sinks, item, row, d, x);
 }
 
 // ---- in the workspace

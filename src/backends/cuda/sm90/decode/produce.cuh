@@ -141,12 +141,13 @@ class BlockLoader {
   KeyPlace place_;
 };
 
-// An item before the first one, for which nothing is loaded and of which nothing is stored: the
+// An item before the first one, for which nothing is loaded and of which nothing is stored. The
 // consumers go through their code, which comes from memory, while the batch is counted and the
-// first keys are on their way: the first half of them through that of merging, the others through
-// that of a block. It takes the first item slot, and two stages of the others' rings.
-inline constexpr int kRehearsal = -1;  // as Item::slot
+// first keys are on their way. The first half of them goes through that of merging, the others
+// through that of a block. It takes the first item slot, and two stages of the others' rings.
 __device__ __forceinline__ bool rehearses_a_block(int warp) { return warp >= kConsumerWarps / 2; }
+// By the thread that has initialised the barriers of slot 0, before the CTA's barrier: the second
+// producer warp waits for the next announcement of that slot.
 template <class Smem>
 __device__ __forceinline__ void announce_rehearsal(const Params& p, const Smem& smem) {
   store_item(smem.item(0), {.first = 0,
@@ -157,7 +158,7 @@ __device__ __forceinline__ void announce_rehearsal(const Params& p, const Smem& 
                             .right = kOpen,
                             .num_groups = 1,
                             .num_items = 1,
-                            .slot = kRehearsal});
+                            .slot = Item::kRehearsal});
   mbarrier_arrive(smem.announced(0));
   mbarrier_arrive(smem.item_full(0));
   mbarrier_arrive(smem.item_empty(0));  // for the second producer warp
