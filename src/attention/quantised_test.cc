@@ -168,6 +168,8 @@ TEST(Quantised, BitsDependNeitherOnThreadsNorOnTheirTasks) {
         c.is_head_major = is_head_major;
         QuantisedCall call(c);
         ASSERT_EQ(run_on(*kernel, call, 1), "") << kernel->name;
+        testing::expect_close(call, testing::bounds_of(*kernel, c),
+                              std::string(kernel->name) + ": " + text_of(c));
         const std::vector<unsigned char> out = call.out();
         const std::vector<float> lse = call.lse();
         for (const int num_threads : {2, 3, 16}) {
