@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* kName = "cuda_sm90_decode";
 
-// Lengths around blocks, splits, groups and chunks; batches of more sequences than threads count
-// them; sequences without keys and without queries.
+// Lengths around blocks, splits, groups and chunks; batches of more sequences than threads that
+// count them; sequences without keys and without queries.
 std::vector<Sizes> all_sizes() {
   std::vector<Sizes> all = {
       {{1}, {1}, 1, 4, 1, 128},

@@ -18,7 +18,7 @@ namespace headrace::cuda::sm90::decode {
 template <int kDim, int kRows>
 __device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int warp, int lane) {
   constexpr int kStages = smem_plan(kDim, kRows).stages;
-  static_assert(kItemSlots <= kThreads / 32 - kConsumerWarps && kConsumerWarps == kProducerWarp);
+  static_assert(kItemSlots <= kThreads / 32 - kProducerWarp);
   if (lane != 0) return;
   if (warp < kConsumerWarps) {
 #pragma unroll 1
@@ -26,7 +26,7 @@ __device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int
       mbarrier_init(smem.full(stage, warp), 1);
       mbarrier_init(smem.empty(stage, warp), 1);
     }
-  } else if (const int slot = warp - kConsumerWarps; slot < kItemSlots) {
+  } else if (const int slot = warp - kProducerWarp; slot < kItemSlots) {
     mbarrier_init(smem.announced(slot), 1);
     mbarrier_init(smem.item_full(slot), 1);
     mbarrier_init(smem.item_empty(slot), kConsumerWarps + kProducerWarps - 1 + 1);

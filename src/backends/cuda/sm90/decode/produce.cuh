@@ -141,11 +141,12 @@ class BlockLoader {
   KeyPlace place_;
 };
 
-// An item before the first one, for which nothing is loaded and of which nothing is stored. The
-// consumers go through their code, which comes from memory, while the batch is counted and the
-// first keys are on their way. The first half of them goes through that of merging, the others
-// through that of a block. It takes the first item slot, and two stages of the others' rings.
+// Whether a consumer warp goes through the code of a block, or through that of merging.
 __device__ __forceinline__ bool rehearses_a_block(int warp) { return warp >= kConsumerWarps / 2; }
+// The rehearsal is an item before the first one. Nothing is loaded for it, and nothing of it is
+// stored: the consumers go through their code, which comes from memory, while the batch is counted
+// and the first keys are on their way. It takes the first item slot, and two stages of the rings
+// of those that go through a block.
 // By the thread that has initialised the barriers of slot 0, before the CTA's barrier: the second
 // producer warp waits for the next announcement of that slot.
 template <class Smem>
