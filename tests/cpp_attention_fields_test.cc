@@ -66,8 +66,8 @@ headrace_status headrace_kv_append(const headrace_kv_append_tensors*,
 
 headrace_status headrace_sparq_append(const headrace_sparq_append_tensors* given, void*) {
   const headrace_sparq_append_tensors& c = *given;
-  arrived = {SHOW(k), SHOW(slot_mapping), SHOW(k_components),
-             SHOW(v), SHOW(v_sum),        SHOW(cu_seqlens)};
+  arrived = {SHOW(k),     SHOW(slot_mapping), SHOW(k_components), SHOW(v),
+             SHOW(v_sum), SHOW(cu_seqlens),   SHOW(k_slots),      SHOW(v_scale)};
   return HEADRACE_OK;
 }
 
@@ -186,12 +186,13 @@ TEST(CppOptions, OfSparq) {
   using U = SparqTensors;
   expect_every_field_of_to_c<U>(
       [](const headrace_sparq_tensors& c) -> Shown {
-        return {SHOW(q),     SHOW(k),           SHOW(k_components), SHOW(v),       SHOW(out),
-                SHOW(v_sum), SHOW(block_table), SHOW(seqused_k),    SHOW(indices), SHOW(alpha)};
+        return {SHOW(q),       SHOW(k),     SHOW(k_components), SHOW(v),
+                SHOW(out),     SHOW(v_sum), SHOW(block_table),  SHOW(seqused_k),
+                SHOW(indices), SHOW(alpha), SHOW(quantised)};
       },
       {TENSOR(U, q), TENSOR(U, k), TENSOR(U, k_components), TENSOR(U, v), TENSOR(U, out),
        TENSOR(U, v_sum), TENSOR(U, block_table), TENSOR(U, seqused_k), TENSOR(U, indices),
-       TENSOR(U, alpha)});
+       TENSOR(U, alpha), CHANGE(U, quantised, handle<const headrace_quantised_kv>())});
   using A = SparqAppendTensors;
   expect_every_field<A>(
       [](const A& tensors) {
@@ -199,7 +200,7 @@ TEST(CppOptions, OfSparq) {
         return arrived;
       },
       {TENSOR(A, k), TENSOR(A, slot_mapping), TENSOR(A, k_components), TENSOR(A, v),
-       TENSOR(A, v_sum), TENSOR(A, cu_seqlens)});
+       TENSOR(A, v_sum), TENSOR(A, cu_seqlens), TENSOR(A, k_slots), TENSOR(A, v_scale)});
 }
 
 TEST(CppOptions, OfKvCaches) {

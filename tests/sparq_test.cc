@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "support/errors.h"
@@ -19,7 +20,9 @@ using headrace::SparqOptions;
 using headrace::SparqTensors;
 using headrace::TensorView;
 using headrace::testing::error_of;
+using headrace::testing::expect_older_structs;
 using headrace::testing::expect_one_size;
+using headrace::testing::failed;
 
 constexpr std::int64_t kBatch = 2, kSeqlen = 300, kHeads = 4, kKvHeads = 2, kDim = 16;
 
@@ -135,7 +138,8 @@ TEST(SparqApi, ErrorsComeFromTheCall) {
   EXPECT_EQ(headrace_sparq_workspace_bytes(&tensors, &options, nullptr), HEADRACE_INVALID_ARGUMENT);
 }
 
-TEST(SparqApi, OtherSizesOfItsStructsAreRefused) {
+// Programs that know no codes keep working; other sizes were never there.
+TEST(SparqApi, OlderAndOtherSizesOfItsStructs) {
   std::vector<float> x(6), y(6), z(6);
   headrace_sparq_tensors sparq;
   headrace_sparq_tensors_init(&sparq);
@@ -146,9 +150,18 @@ TEST(SparqApi, OtherSizesOfItsStructsAreRefused) {
   headrace_sparq_options sparq_options;
   headrace_sparq_options_init(&sparq_options);
   sparq_options.num_components = sparq_options.num_keys = 1;
-  expect_one_size<headrace_sparq_tensors>("sparq_tensors", sparq, [&](const auto& t) {
-    return headrace_sparq_attention(&t, &sparq_options, nullptr, 0, nullptr);
-  });
+  headrace_quantised_kv codes;
+  headrace_quantised_kv_init(&codes);
+  codes.k_scale = TensorView(x.data(), DType::f32, {1, 1, 1});
+  headrace_sparq_tensors defaults;
+  headrace_sparq_tensors_init(&defaults);
+  headrace_sparq_tensors with_scale = sparq;
+  with_scale.quantised = &codes;
+  expect_older_structs<headrace_sparq_tensors>(
+      "sparq_tensors", with_scale, defaults, offsetof(headrace_sparq_tensors, quantised), 1,
+      [&](const auto& t) {
+        return failed(headrace_sparq_attention(&t, &sparq_options, nullptr, 0, nullptr));
+      });
   expect_one_size<headrace_sparq_options>("sparq_options", sparq_options, [&](const auto& o) {
     return headrace_sparq_attention(&sparq, &o, nullptr, 0, nullptr);
   });
@@ -158,9 +171,14 @@ TEST(SparqApi, OtherSizesOfItsStructsAreRefused) {
   append.k = sparq.k;
   append.slot_mapping = TensorView(&slot, DType::i64, {1});
   append.k_components = TensorView(z.data(), DType::f32, {1, 1, 6, 1});
-  expect_one_size<headrace_sparq_append_tensors>("sparq_append_tensors", append, [](const auto& t) {
-    return headrace_sparq_append(&t, nullptr);
-  });
+  for (std::size_t size = sizeof(std::size_t); size <= sizeof append; size += sizeof size) {
+    const auto cut_append =
+        headrace::testing::cut(append, size, headrace::testing::garbage<decltype(append)>());
+    EXPECT_EQ(headrace_sparq_append(&cut_append, nullptr),
+              size < offsetof(headrace_sparq_append_tensors, k_slots) ? HEADRACE_INVALID_ARGUMENT
+                                                                      : HEADRACE_OK)
+        << size;
+  }
 }
 
 }  // namespace

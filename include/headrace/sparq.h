@@ -45,11 +45,12 @@ typedef struct headrace_sparq_tensors {
   size_t struct_size; /**< sizeof this struct, set by the init function */
   headrace_tensor q;  /**< [batch, num_heads, head_dim]; f32, f16 or bf16 */
   headrace_tensor k; /**< [batch, seqlen_k, num_kv_heads, head_dim], or pages [num_pages, page_size,
-                        num_kv_heads, head_dim]; dtype of q */
+                        num_kv_heads, head_dim]; dtype of q, or codes with `quantised` */
   headrace_tensor k_components; /**< k once more, by component: [batch, num_kv_heads, head_dim,
                                    seqlen_k], or pages [num_pages, num_kv_heads, head_dim,
                                    page_size]; dtype of q; headrace_sparq_append() writes it */
-  headrace_tensor v;     /**< [batch, seqlen_k, num_kv_heads, head_dim_v], or pages; dtype of q */
+  headrace_tensor v;     /**< [batch, seqlen_k, num_kv_heads, head_dim_v], or pages; as k, chosen
+                            apart */
   headrace_tensor out;   /**< written: [batch, num_heads, head_dim_v], dtype of q */
   headrace_tensor v_sum; /**< f32 [batch, num_kv_heads, head_dim_v]: the sum of the values of all
                             keys of a sequence. Given: the keys that are not read count with the
@@ -63,6 +64,8 @@ typedef struct headrace_sparq_tensors {
                               read, ascending, then -1 */
   headrace_tensor alpha;   /**< written: f32 [batch, num_heads], the estimated share of the softmax
                               that those keys have, 0 to 1 */
+  const headrace_quantised_kv* quantised; /**< scales of k and v and the newest keys unquantised, as
+                                             in headrace_attention_tensors; NULL: none */
 } headrace_sparq_tensors;
 
 /** headrace_sparq_tensors_init() for bindings that cannot use this header: struct_size is the
@@ -91,10 +94,11 @@ HEADRACE_API headrace_status headrace_sparq_workspace_bytes(const headrace_sparq
  *   3. alpha = sum(p[j], j in J). With v_sum: out = alpha * out + (1 - alpha) * v_sum / seqlen_k.
  *
  * A sequence with at most num_keys keys skips step 1 and is attention over all of them, alpha 1;
- * with no key out is 0. Keys behind seqused_k and other components are never read, so they may hold
- * anything. Equal scores are resolved in the same way on every device, but scores are rounded
- * differently, so that J may differ in keys with almost equal p. A sequence's bits depend neither
- * on the batch nor on the number of threads.
+ * with no key out is 0. Step 1 reads k_components, which are never quantised; step 2 reads k and v
+ * in the form in which dense attention of the query would see them. Keys behind seqused_k and other
+ * components are never read, so they may hold anything. Equal scores are resolved in the same way
+ * on every device, but scores are rounded differently, so that J may differ in keys with almost
+ * equal p. A sequence's bits depend neither on the batch nor on the number of threads.
  *
  * `workspace`: headrace_sparq_workspace_bytes() bytes on the device of the tensors; then the call
  * allocates nothing. NULL with 0 bytes: the call allocates and frees one; on CUDA stream-ordered.
@@ -126,12 +130,19 @@ typedef struct headrace_sparq_append_tensors {
   headrace_tensor k_components; /**< written: [num_pages, num_kv_heads, head_dim, page_size], dtype
                                    of k */
   headrace_tensor v; /**< optional, with v_sum: [num_pages, page_size, num_kv_heads, head_dim_v],
-                        dtype of k */
+                        dtype of k, or codes with v_scale */
   headrace_tensor v_sum; /**< optional, added to: f32 [batch, num_kv_heads, head_dim_v]; zero it for
                             a new sequence, keep a copy of it before tokens that may be removed
                             again */
   headrace_tensor cu_seqlens; /**< i32 [batch + 1]: tokens cu_seqlens[b] to cu_seqlens[b + 1] belong
                                  to row b of v_sum. Absent: one token per row */
+  headrace_tensor
+      k_slots; /**< i64 [num_tokens], for a cache of codes: where k has the tokens' keys,
+                  page * k.shape[1] + slot; negative: left out. Then k may have pages of
+                  its own: k_recent with the recent_slots of headrace_kv_append(), or
+                  the new keys as one page. Absent: at slot_mapping */
+  headrace_tensor v_scale; /**< of a v of codes, as in headrace_quantised_kv, a scale for each key
+                              and head; v_sum is then the sum of what the codes stand for */
 } headrace_sparq_append_tensors;
 
 /** headrace_sparq_append_tensors_init() for bindings that cannot use this header: struct_size is

@@ -45,6 +45,7 @@ struct SparqTensors {
   TensorView seqused_k = {};    ///< optional: i32 [batch]
   TensorView indices = {};      ///< optional, written: i32 [batch, num_kv_heads, num_keys]
   TensorView alpha = {};        ///< optional, written: f32 [batch, num_heads]
+  const headrace_quantised_kv* quantised = nullptr;  ///< optional: scales and recent keys of codes
 
   /// Converts to the C struct.
   headrace_sparq_tensors to_c() const {
@@ -60,6 +61,7 @@ struct SparqTensors {
     c.seqused_k = seqused_k;
     c.indices = indices;
     c.alpha = alpha;
+    c.quantised = quantised;
     return c;
   }
 };
@@ -92,6 +94,8 @@ struct SparqAppendTensors {
   TensorView v = {};           ///< optional: [num_pages, page_size, num_kv_heads, head_dim_v]
   TensorView v_sum = {};       ///< optional, added to: f32 [batch, num_kv_heads, head_dim_v]
   TensorView cu_seqlens = {};  ///< optional: i32 [batch + 1]
+  TensorView k_slots = {};     ///< optional: i64 [num_tokens], of k where it has other pages
+  TensorView v_scale = {};     ///< of a v of codes
 };
 
 /// Copies new keys to k_components and adds new values to v_sum; see headrace_sparq_append(). On
@@ -105,6 +109,8 @@ inline void sparq_append(const SparqAppendTensors& tensors, void* stream = nullp
   c.v = tensors.v;
   c.v_sum = tensors.v_sum;
   c.cu_seqlens = tensors.cu_seqlens;
+  c.k_slots = tensors.k_slots;
+  c.v_scale = tensors.v_scale;
   check(headrace_sparq_append(&c, stream));
 }
 

@@ -230,11 +230,15 @@ class SparqTensors(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         *_fields(Tensor, "q k k_components v out v_sum block_table seqused_k indices alpha"),
+        ("quantised", ctypes.c_void_p),
     ]
 
 
 class SparqAppendTensors(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), *_fields(Tensor, "k slot_mapping k_components v v_sum cu_seqlens")]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(Tensor, "k slot_mapping k_components v v_sum cu_seqlens k_slots v_scale"),
+    ]
 
 
 class PredictionInfo(ctypes.Structure):

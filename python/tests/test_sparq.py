@@ -145,3 +145,29 @@ def test_errors_come_from_the_library():
         headrace.sparq_attention(arrays[0][:, None], *arrays[1:], num_components=4, num_keys=20)
     with pytest.raises(ValueError, match=r"v: not given, but v_sum is"):
         headrace.sparq_append(arrays[1], arrays[3], np.array([0]), v_sum=np.zeros((1, 2, 16), np.float32))
+
+
+def test_codes_are_their_scales_times_integers():
+    rng = np.random.default_rng(4)
+    q = rng.standard_normal((2, 6, 32)).astype(np.float32)
+    k, v = (rng.integers(-127, 128, (2, 90, 3, 32)).astype(np.int8) for _ in range(2))
+    k_scale, v_scale = (rng.uniform(0.01, 0.02, (2, 90, 3)).astype(np.float32) for _ in range(2))
+    floats = [x.astype(np.float32) * scale[..., None] for x, scale in ((k, k_scale), (v, v_scale))]
+    components = np.zeros((2, 3, 32, 90), np.float32)
+    v_sum = np.zeros((2, 3, 32), np.float32)
+    slots = np.arange(180, dtype=np.int64)
+    # The keys as one page of another order.
+    rows = np.ascontiguousarray(floats[0].reshape(1, 180, 3, 32)[:, ::-1])
+    headrace.sparq_append(
+        rows, components, slots, v=v, v_sum=v_sum, cu_seqlens=np.array([0, 90, 180], np.int32),
+        k_slots=slots[::-1], v_scale=v_scale,
+    )  # fmt: skip
+    np.testing.assert_array_equal(components, floats[0].transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(v_sum, floats[1].sum(1), atol=1e-3)
+    sizes = {"num_components": 8, "num_keys": 20, "local_window": 4, "v_sum": v_sum, "return_indices": True}
+    codes = headrace.sparq_attention(q, k, v, components, k_scale=k_scale, v_scale=v_scale, **sizes)
+    plain = headrace.sparq_attention(q, *floats, components, **sizes)
+    np.testing.assert_array_equal(codes[1], plain[1])
+    np.testing.assert_allclose(codes[0], plain[0], atol=1e-5)
+    with pytest.raises(headrace.InvalidArgumentError, match="k_scale: not given, but k has codes"):
+        headrace.sparq_attention(q, k, v, components, num_components=8, num_keys=20)

@@ -1,4 +1,6 @@
 // SparQ attention.
+#include <cstddef>
+
 #include "capi/capi_common.h"
 #include "ops/sparq.h"
 
@@ -7,13 +9,19 @@ namespace {
 
 struct SparqCall {
   headrace_sparq_tensors tensors{};
+  headrace_quantised_kv quantised{};
   headrace_sparq_options options = default_sparq_options();
 };
 
 Status read_call(const headrace_sparq_tensors* tensors, const headrace_sparq_options* options,
                  SparqCall& call) {
-  HEADRACE_TRY(
-      copy_versioned("tensors", tensors, sizeof call.tensors, &call.tensors, sizeof call.tensors));
+  HEADRACE_TRY(copy_versioned("tensors", tensors, offsetof(headrace_sparq_tensors, quantised),
+                              &call.tensors, sizeof call.tensors));
+  if (call.tensors.quantised != nullptr) {
+    HEADRACE_TRY(copy_versioned("tensors.quantised", call.tensors.quantised, sizeof call.quantised,
+                                &call.quantised, sizeof call.quantised));
+    call.tensors.quantised = &call.quantised;
+  }
   return copy_versioned("options", options, sizeof call.options, &call.options,
                         sizeof call.options);
 }
@@ -81,7 +89,8 @@ int64_t headrace_sparq_bytes(int64_t seqlen_k, int64_t head_dim, int64_t head_di
 headrace_status headrace_sparq_append(const headrace_sparq_append_tensors* tensors, void* stream) {
   return guarded([&] {
     headrace_sparq_append_tensors t{};
-    if (auto bad = headrace::copy_versioned("tensors", tensors, sizeof t, &t, sizeof t))
+    if (auto bad = headrace::copy_versioned(
+            "tensors", tensors, offsetof(headrace_sparq_append_tensors, k_slots), &t, sizeof t))
       return fail(std::move(*bad));
     return status_of(headrace::sparq_append(t, stream));
   });

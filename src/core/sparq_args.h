@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/args.h"
+#include "core/key_row.h"
 
 namespace headrace {
 
@@ -46,6 +46,10 @@ struct SparqArgs {
   std::int64_t num_indices = 0;
   float* alpha = nullptr;  // [batch, num_heads], may be null
   std::int64_t alpha_stride_batch = 0, alpha_stride_head = 0;
+  // With codes k and v are those of dense attention of the same query.
+  bool has_codes = false;
+  Problem problem{};
+  AttentionArgs dense;
 };
 
 constexpr std::int64_t group_size(const SparqArgs& args) {
@@ -58,18 +62,49 @@ constexpr std::int64_t page_of(const SparqArgs& args, std::int64_t batch_idx,
              : args.paged.block_table[batch_idx * args.paged.stride_batch + page_idx];
 }
 
+// K or V of a key as the query of a call with codes sees it.
+constexpr KeyRow code_row(const SparqArgs& args, std::int64_t batch_idx, std::int64_t seqlen_k,
+                          std::int64_t kv_head, std::int64_t key, bool is_of_k) {
+  const Sequence sequence{.seqlen_q = 1, .seqlen_k = seqlen_k};
+  return key_row(args.problem, args.dense, sequence, batch_idx, kv_head, seqlen_k - 1, key,
+                 is_of_k);
+}
+
 struct SparqAppendArgs {
   std::int64_t num_tokens = 0;  // whose keys are copied; values are those of cu_seqlens
   std::int64_t batch = 0, num_kv_heads = 0, head_dim = 0, head_dim_v = 0;
   std::int64_t page_size = 1, num_pages = 0;
   DType dtype = DType::f32;
   Operand k, v;  // stride_batch is that of a page; v.data may be null
+  DType v_dtype = DType::f32;
+  ScaleOperand v_scale;  // of codes
   KeyComponents components;
   const std::int64_t* slot_mapping = nullptr;  // [num_tokens]; negative: left out
   std::int64_t slot_stride = 0;
+  // Where k has the tokens' keys, in pages of k_page_size: [num_tokens], negative: left out. Null:
+  // at slot_mapping.
+  const std::int64_t* k_slots = nullptr;
+  std::int64_t k_slot_stride = 0, k_page_size = 1, k_num_pages = 0;
   const std::int32_t* cu_seqlens = nullptr;  // [batch + 1]; null: one token per row of v_sum
   SparqRows v_sum;                           // float [batch, num_kv_heads, head_dim_v]
 };
+
+// The value at a slot.
+constexpr KeyRow value_row(const SparqAppendArgs& args, std::int64_t slot, std::int64_t kv_head) {
+  const std::int64_t page = slot / args.page_size, row = slot % args.page_size;
+  KeyRow value{.data = args.v.data,
+               .dtype = args.v_dtype,
+               .offset = elements_of(args.v_dtype, row_offset(args.v, page, row, kv_head))};
+  if (args.v_scale.data == nullptr) return value;
+  const Operand strides{nullptr, args.v_scale.stride_batch, args.v_scale.stride_seq,
+                        args.v_scale.stride_head};
+  const std::int64_t at = row_offset(strides, page, row, kv_head);
+  if (has_zero_points(args.v_dtype))
+    value.scales = {static_cast<const std::uint32_t*>(args.v_scale.data) + at, kZeroPointGroup};
+  else
+    value.scale = static_cast<const float*>(args.v_scale.data)[at];
+  return value;
+}
 
 // The tokens [first, last) of a row of v_sum.
 struct TokenRange {

@@ -25,7 +25,7 @@ struct RunnerOptions {
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t max_sequences = 1;                   // of the cache, at once
   std::int64_t max_logits = 0;  // rows of a step, for which a GPU has memory from the beginning
-  SparqSizes sparq = {};        // of steps of generated tokens; CPU, without codes
+  SparqSizes sparq = {};        // of steps of generated tokens; CPU
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };

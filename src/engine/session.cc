@@ -23,18 +23,11 @@ Status check_sparq(const LanguageModel& model, const SessionOptions& options) {
         "sparq_keys={}: must be 1 or more with sparq_components={}; pass such a number, or 0 for "
         "both",
         num_keys, num_components);
-  if (is_on_gpu(model))
-    return Failure{ErrorCode::unsupported,
-                   format_text("sparq_keys={}: the model is on a GPU, where sessions have dense "
-                               "attention only; load it on the CPU, or pass 0 for both",
-                               num_keys)};
-  if (!options.k_dtype && !options.v_dtype) return std::nullopt;
-  return Failure{
-      ErrorCode::unsupported,
-      format_text("sparq_keys={}: k_dtype={} and v_dtype={}, and SparQ attention reads no codes; "
-                  "pass no k_dtype and v_dtype, or 0 for sparq_components and sparq_keys",
-                  num_keys, dtype_name(options.k_dtype.value_or(options.cache_dtype)),
-                  dtype_name(options.v_dtype.value_or(options.cache_dtype)))};
+  if (!is_on_gpu(model)) return std::nullopt;
+  return Failure{ErrorCode::unsupported,
+                 format_text("sparq_keys={}: the model is on a GPU, where sessions have dense "
+                             "attention only; load it on the CPU, or pass 0 for both",
+                             num_keys)};
 }
 
 }  // namespace
@@ -103,8 +96,9 @@ Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
   HEADRACE_TRY(check(tokens));
   const std::size_t have = tokens_.size();
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  was_alone_.resize(tokens_.size(), tokens.size() == 1);
   if (auto failure = append_all(tokens.size(), logits)) {
-    tokens_.resize(have);
+    forget_behind(have);
     HEADRACE_TRY(truncate_cache());
     has_logits_ = false;
     return failure;
@@ -121,15 +115,19 @@ Status Session::append_all(std::size_t num_new, float* logits) {
   const std::size_t first_new = tokens_.size() - num_new;
   const auto cached = static_cast<std::size_t>(runner_.cache().info(sequence_).value().length);
   HEADRACE_TRY(reserve(static_cast<std::int64_t>(tokens_.size() - cached)));
-  for (std::size_t begin = cached; begin < tokens_.size(); begin += batch) {
-    const std::size_t end = std::min(begin + batch, tokens_.size());
+  for (std::size_t begin = cached, end = begin; begin < tokens_.size(); begin = end) {
+    // Tokens of one kind: those that were appended alone are computed alone anew too.
+    const bool is_alone = was_alone_[begin];
+    const std::size_t most =
+        std::min(begin + (is_alone && runner_.has_sparq() ? 1 : batch), tokens_.size());
+    for (end = begin + 1; end < most && was_alone_[end] == is_alone;) ++end;
     const bool is_last = end == tokens_.size();
     const std::size_t num_wanted = end - std::clamp(first_new, begin, end);
     const ModelRunner::Part step{
         .sequence = sequence_,
         .tokens = std::span(tokens_).subspan(begin, end - begin),
         .num_logits = logits != nullptr ? static_cast<std::int64_t>(num_wanted) : is_last,
-        .num_generated = num_new == 1 && end - begin == 1};
+        .num_generated = is_alone ? static_cast<std::int64_t>(end - begin) : 0};
     if (logits == nullptr || num_wanted == 0) {
       HEADRACE_TRY(
           runner_.step({&step, 1}, logits_.as<float>(), ModelRunner::HostMemory::page_locked));
@@ -156,6 +154,11 @@ Status Session::reserve(std::int64_t num_tokens) {
                              num_tokens, num_pages, cache.allocator().num_free())};
 }
 
+void Session::forget_behind(std::size_t length) {
+  tokens_.resize(length);
+  was_alone_.resize(length);
+}
+
 // The cache keeps no more than tokens_. Of codes, the tokens of a group that is no longer there
 // unquantised are computed again by the next append.
 Status Session::truncate_cache() {
@@ -174,7 +177,7 @@ Status Session::truncate(std::int64_t length) {
     return invalid_argument("length={}: the session holds {} tokens; pass 0 to {}", length, have,
                             have);
   if (length == have) return std::nullopt;
-  tokens_.resize(static_cast<std::size_t>(length));
+  forget_behind(static_cast<std::size_t>(length));
   HEADRACE_TRY(truncate_cache());
   has_logits_ = false;
   return std::nullopt;

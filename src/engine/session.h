@@ -46,11 +46,13 @@ class Session {
   Status check(std::span<const std::int32_t> tokens) const;
   Status append_all(std::size_t num_new, float* logits);
   Status reserve(std::int64_t num_tokens);
+  void forget_behind(std::size_t length);
   Status truncate_cache();
 
   ModelRunner runner_;
   std::int64_t sequence_ = 0;
   std::vector<std::int32_t> tokens_;  // the cache may lack the last ones of them
+  std::vector<bool> was_alone_;       // of each: appended by a call of one token
   std::int64_t max_tokens_ = 0, batch_tokens_ = 0;
   Buffer logits_;  // float [vocab_size], in memory of the host
   bool has_logits_ = false;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "engine/beam_search.h"
 #include "engine/generate.h"
@@ -15,11 +16,23 @@ using Tokens = std::vector<std::int32_t>;
 
 const std::string kFolder = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/";
 
-// With grouped heads, and without: then values have sums.
-class SessionSparq : public ::testing::TestWithParam<const char*> {
+// With grouped heads, and without: then values have sums. Keys and values in f32 or as codes.
+struct Form {
+  const char* name;
+  const char* model;
+  std::optional<DType> k_dtype = {}, v_dtype = {};
+};
+class SessionSparq : public ::testing::TestWithParam<Form> {
  protected:
-  LanguageModel load_model(int num_threads = 2) const {
-    return load(kFolder + GetParam(), MatmulMode::exact, num_threads);
+  static LanguageModel load_model(int num_threads = 2) {
+    return load(kFolder + GetParam().model, MatmulMode::exact, num_threads);
+  }
+  static SessionOptions with_sparq(std::int64_t num_components, std::int64_t num_keys) {
+    return {.max_tokens = 64,
+            .cache_dtype = DType::f32,
+            .k_dtype = GetParam().k_dtype,
+            .v_dtype = GetParam().v_dtype,
+            .sparq = {.num_components = num_components, .num_keys = num_keys}};
   }
 };
 
@@ -29,12 +42,6 @@ Tokens some_tokens(std::int32_t count) {
   Tokens tokens;
   for (std::int32_t i = 0; i < count; ++i) tokens.push_back((37 * i * i + 11 * i + 5) % 288);
   return tokens;
-}
-
-SessionOptions with_sparq(std::int64_t num_components, std::int64_t num_keys) {
-  return {.max_tokens = 64,
-          .cache_dtype = DType::f32,
-          .sparq = {.num_components = num_components, .num_keys = num_keys}};
 }
 
 Session make_session(const LanguageModel& model, const SessionOptions& options) {
@@ -219,20 +226,19 @@ TEST_P(SessionSparq, OptionsAreChecked) {
             "sparq_keys=0: must be 1 or more with sparq_components=4; pass such a number, or 0 for "
             "both");
   EXPECT_EQ(message_of(with_sparq(4, -1)).find("sparq_keys=-1: must be 1 or more"), 0u);
-  SessionOptions options = with_sparq(4, 8);
-  options.v_dtype = DType::i8;
-  EXPECT_EQ(message_of(options),
-            "sparq_keys=8: k_dtype=f32 and v_dtype=i8, and SparQ attention reads no codes; pass no "
-            "k_dtype and v_dtype, or 0 for sparq_components and sparq_keys");
 }
 
-INSTANTIATE_TEST_SUITE_P(Heads, SessionSparq,
-                         ::testing::Values("tiny_llama3_f16.gguf", "tiny_llama2_q4_0.gguf"),
-                         [](const auto& instance) {
-                           return std::string(instance.param).find("llama3") != std::string::npos
-                                      ? "Grouped"
-                                      : "Ungrouped";
-                         });
+constexpr const char* kGrouped = "tiny_llama3_f16.gguf";
+constexpr const char* kUngrouped = "tiny_llama2_q4_0.gguf";
+INSTANTIATE_TEST_SUITE_P(
+    Heads, SessionSparq,
+    ::testing::Values(Form{"Grouped", kGrouped}, Form{"Ungrouped", kUngrouped},
+                      Form{"GroupedInt8", kGrouped, DType::i8, DType::i8},
+                      Form{"UngroupedInt8", kUngrouped, DType::i8, DType::i8},
+                      Form{"GroupedInt4", kGrouped, DType::i4x2, DType::f8e4m3},
+                      Form{"UngroupedValues", kUngrouped, {}, DType::u4x2},
+                      Form{"UngroupedKivi", kUngrouped, DType::u2x4, DType::u2x4}),
+    [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
 }  // namespace headrace::engine

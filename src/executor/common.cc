@@ -119,8 +119,8 @@ std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
   return count;
 }
 
-Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
-                 const AttentionSpec& spec, const DeviceInfo& device, Plan& plan) {
+Problem step_problem(const StepSize& size, std::int32_t num_splits, const KvView& kv,
+                     const AttentionSpec& spec) {
   Problem problem = default_problem();
   problem.is_ragged = 1;
   problem.batch = size.num_seqs;
@@ -148,7 +148,12 @@ Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv
   problem.alignment = alignment_of(kv.shape);
   if (spec.window > 0) problem.window_left = spec.window - 1;
   problem.max_shared_prefix = size.max_shared_prefix;
-  Result<Plan> planned = plan_attention(problem, device);
+  return problem;
+}
+
+Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
+                 const AttentionSpec& spec, const DeviceInfo& device, Plan& plan) {
+  Result<Plan> planned = plan_attention(step_problem(size, num_splits, kv, spec), device);
   if (!planned.ok()) return std::move(planned.failure());
   plan = std::move(planned.value());
   return std::nullopt;

@@ -54,7 +54,9 @@ std::int32_t num_splits_of(const DeviceInfo& device, std::int64_t rows);
 std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
                           const DeviceInfo& device);
 
-// The attention of every layer of a step. num_splits: as in Problem.
+// What the attention of every layer of a step computes. num_splits: as in Problem.
+Problem step_problem(const StepSize& size, std::int32_t num_splits, const KvView& kv,
+                     const AttentionSpec& spec);
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
                  const AttentionSpec& spec, const DeviceInfo& device, Plan& plan);
 

@@ -26,6 +26,8 @@ KeyComponents components_of(const KvView& kv, std::int64_t layer) {
   return components;
 }
 
+// Keys of codes come from the recent pages, which have all of the step; values are those of the
+// codes, also of earlier steps.
 SparqAppendArgs append_args(const KvView& kv, std::int64_t layer) {
   SparqAppendArgs args;
   args.num_kv_heads = kv.shape.num_kv_heads;
@@ -34,10 +36,16 @@ SparqAppendArgs append_args(const KvView& kv, std::int64_t layer) {
   args.page_size = kv.page_size;
   args.num_pages = kv.num_pages;
   args.dtype = kv.shape.dtype;
-  args.k = layer_of(kv, kv.k, layer);
+  const bool has_codes = kv.shape.has_codes();
+  args.k =
+      has_codes ? layer_of(kv.recent.k, kv.recent.layer_bytes, layer) : layer_of(kv, kv.k, layer);
+  args.k_page_size = has_codes ? kv.recent.page_size : kv.page_size;
+  args.k_num_pages = has_codes ? kv.recent.num_pages : kv.num_pages;
   args.v = layer_of(kv, kv.v, layer);
+  args.v_dtype = kv.shape.v_dtype;
+  args.v_scale = layer_of(kv.v_scale, kv.layer_bytes, layer);
   args.components = components_of(kv, layer);
-  args.slot_stride = 1;
+  args.slot_stride = args.k_slot_stride = 1;
   return args;
 }
 
@@ -64,6 +72,8 @@ Status CpuSparq::begin_step(const Batch& batch, const KvView& kv, const Attentio
                 .stride_batch = batch.max_pages(),
                 .seqused_k = batch.seqused_k.data(),
                 .seqused_stride = 1};
+  args.has_codes = kv.shape.has_codes();
+  if (args.has_codes) args.problem = step_problem(size_of(batch), 0, kv, spec);
   args_ = args;
   HEADRACE_TRY(
       grow(device_, nullptr, workspace_, cpu::sparq_workspace_bytes(args, device_.info())));
@@ -75,6 +85,7 @@ Status CpuSparq::append(const Batch& batch, const KvView& kv, std::int64_t layer
   SparqAppendArgs args = append_args(kv, layer);
   args.num_tokens = batch.num_tokens();
   args.slot_mapping = batch.slot_mapping.data();
+  if (kv.shape.has_codes()) args.k_slots = batch.recent_slots.data();
   HEADRACE_TRY(cpu::sparq_append(args, device_.info()));
   if (!kv.shape.has_value_sums) return std::nullopt;
   for (std::int64_t s = 0; s < batch.num_seqs(); ++s) {
@@ -137,6 +148,12 @@ Status CpuSparq::attention(const Batch& batch, const KvView& kv, std::int64_t la
   args.k = layer_of(kv, kv.k, layer);
   args.v = layer_of(kv, kv.v, layer);
   args.components = components_of(kv, layer);
+  if (args.has_codes) {
+    args.dense = attention_args(kv, layer, q, out, args.num_heads * args.head_dim_v);
+    args.dense.paged = args.paged;
+    args.dense.recent.table = batch.recent_table.data();
+    args.dense.recent.stride_table = batch.max_recent();
+  }
   if (kv.shape.has_value_sums) {
     HEADRACE_TRY(sum_values(batch, kv, layer));
     args.v_sum = {

@@ -47,9 +47,13 @@ Status check_given(const Tensors& t) {
           "{}: not given; q, k, k_components, v and out are required; pass {} as {}", x.name,
           x.name, layout);
     HEADRACE_TRY(check_view(x.name, *x.view, rank, layout));
-    HEADRACE_TRY(check_activation_dtype(x));
-    HEADRACE_TRY(check_sparq_dtype(x, static_cast<DType>(t.q.dtype), ", as q"));
     HEADRACE_TRY(check_same_device(x, {"q", &t.q}));
+    const bool may_be_codes = x.view == &t.k || x.view == &t.v;
+    if (may_be_codes && is_code(static_cast<DType>(x.view->dtype))) continue;
+    HEADRACE_TRY(check_activation_dtype(x));
+    HEADRACE_TRY(
+        check_sparq_dtype(x, static_cast<DType>(t.q.dtype),
+                          may_be_codes ? ", as q, or one of a quantised KV cache" : ", as q"));
   }
   return std::nullopt;
 }
@@ -61,14 +65,25 @@ Sizes sizes_of(const Tensors& t) {
           .heads = {"num_heads", t.q.shape[1], "q"},
           .kv_heads = {"num_kv_heads", t.k.shape[2], "k"},
           .dim = {"head_dim", t.q.shape[2], "q"},
-          .dim_v = {"head_dim_v", t.v.shape[3], "v"},
+          .dim_v = {"head_dim_v", elements_of(static_cast<DType>(t.v.dtype), t.v.shape[3]), "v"},
           .pages = is_paged ? Axis{"num_pages", t.k.shape[0], "k"} : batch,
           .slots = {is_paged ? "page_size" : "seqlen_k", t.k.shape[1], "k"}};
 }
 
 Status check_operands(const Tensors& t, const Sizes& s) {
-  const Axis of_k[] = {s.pages, s.slots, s.kv_heads, s.dim};
-  const Axis of_v[] = {s.pages, s.slots, s.kv_heads, s.dim_v};
+  const auto stored = [](Axis dim, const headrace_tensor& x) {
+    const auto dtype = static_cast<DType>(x.dtype);
+    if (codes_per_byte(dtype) > 1) dim.name = "bytes of head_dim";
+    dim.size = stored_size(dtype, dim.size);
+    return dim;
+  };
+  if (const auto dtype = static_cast<DType>(t.k.dtype); s.dim.size % codes_per_byte(dtype) != 0)
+    return invalid_argument(
+        "q.shape[2]={}: head_dim must be a multiple of {}, the codes of k in a byte; pass such a "
+        "q, or a k of another dtype",
+        s.dim.size, codes_per_byte(dtype));
+  const Axis of_k[] = {s.pages, s.slots, s.kv_heads, stored(s.dim, t.k)};
+  const Axis of_v[] = {s.pages, s.slots, s.kv_heads, stored(s.dim_v, t.v)};
   const Axis of_components[] = {s.pages, s.kv_heads, s.dim, s.slots};
   const Axis of_out[] = {s.batch, s.heads, s.dim_v};
   HEADRACE_TRY(check_shape("k", t.k, of_k));
@@ -157,8 +172,49 @@ Status check_optional(const Tensors& t, const headrace_sparq_options& o, const S
   return check_sparq_list({"alpha", &t.alpha}, DType::f32, layout, q);
 }
 
+// ---- codes ----
+
+bool has_codes(const Tensors& t) {
+  return t.quantised != nullptr || is_code(static_cast<DType>(t.k.dtype)) ||
+         is_code(static_cast<DType>(t.v.dtype));
+}
+
+// [batch, num_heads, dim] as [batch, 1, num_heads, dim]
+headrace_tensor with_seqlen_q(const headrace_tensor& x) {
+  headrace_tensor y = x;
+  y.rank = 4;
+  for (int i = 3; i > 1; --i) y.shape[i] = x.shape[i - 1], y.strides[i] = x.strides[i - 1];
+  y.shape[1] = 1;
+  y.strides[1] = 0;
+  return y;
+}
+
+// The rules of quantised keys are those of dense attention, which would read the same ones.
+Status read_codes(const Tensors& t, const headrace_sparq_options& o, SparqArgs& args) {
+  headrace_attention_tensors dense{};
+  dense.struct_size = sizeof dense;
+  dense.q = with_seqlen_q(t.q);
+  dense.k = t.k;
+  dense.v = t.v;
+  dense.out = with_seqlen_q(t.out);
+  dense.block_table = t.block_table;
+  dense.seqused_k = t.seqused_k;
+  dense.quantised = t.quantised;
+  headrace_attention_options options = default_options();
+  options.softmax_scale = o.softmax_scale;
+  options.max_seqlen_k = o.max_seqlen_k;
+  Result<Problem> problem = validate(dense, options);
+  if (!problem.ok()) return std::move(problem.failure());
+  args.has_codes = true;
+  args.problem = problem.value();
+  args.dense = make_args(args.problem, dense, options);
+  return std::nullopt;
+}
+
 // An output overlaps neither itself nor another tensor.
 Status check_overlaps(const Tensors& t) {
+  const headrace_quantised_kv none{};
+  const headrace_quantised_kv& x = t.quantised == nullptr ? none : *t.quantised;
   const NamedTensor all[] = {{"out", &t.out},
                              {"indices", &t.indices},
                              {"alpha", &t.alpha},
@@ -168,7 +224,12 @@ Status check_overlaps(const Tensors& t) {
                              {"v", &t.v},
                              {"v_sum", &t.v_sum},
                              {"block_table", &t.block_table},
-                             {"seqused_k", &t.seqused_k}};
+                             {"seqused_k", &t.seqused_k},
+                             {"k_scale", &x.k_scale},
+                             {"v_scale", &x.v_scale},
+                             {"k_recent", &x.k_recent},
+                             {"v_recent", &x.v_recent},
+                             {"recent_table", &x.recent_table}};
   for (std::size_t i = 0; i < 3; ++i) {
     if (!is_given(*all[i].view)) continue;
     HEADRACE_TRY(check_within(all[i]));
@@ -258,10 +319,14 @@ Result<SparqArgs> validate_sparq(const headrace_sparq_tensors& t,
   if (auto bad = check_options(t, options, sizes)) return std::move(*bad);
   if (auto bad = check_optional(t, options, sizes)) return std::move(*bad);
   if (auto bad = check_overlaps(t)) return std::move(*bad);
-  return make_sparq_args(t, options, sizes);
+  SparqArgs args = make_sparq_args(t, options, sizes);
+  if (!has_codes(t)) return args;
+  if (auto bad = read_codes(t, options, args)) return std::move(*bad);
+  return args;
 }
 
 Status check_sparq_lengths(const SparqArgs& args) {
+  if (args.has_codes) return validate_lengths(args.problem, args.dense);
   if (args.paged.seqused_k == nullptr) return std::nullopt;
   Problem p = default_problem();
   p.batch = args.batch;

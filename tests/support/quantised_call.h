@@ -175,6 +175,24 @@ class QuantisedCall {
     }  // times sqrt(head_dim) and the softmax scale: 1
     return row;
   }
+  double query(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
+    return load_as_double(c_.dtype, q_.data(),
+                          ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim + d);
+  }
+
+  // Of a key or value j, as a query of sequence b at `position` sees it.
+  double element(Form form, bool is_of_k, std::int64_t b, std::int64_t position, std::int64_t j,
+                 std::int64_t head, std::int64_t d) const {
+    if (form == Form::stored) return key(is_of_k, b, position, j, head, d);
+    const std::int64_t first = std::accumulate(keys_.begin(), keys_.begin() + b, std::int64_t{0});
+    const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
+    const std::int64_t row = (first + j) * c_.num_kv_heads + kv_head;
+    double rounded = 0;
+    store_from_double(
+        c_.dtype, &rounded, 0,
+        is_of_k ? k_source_[at(row * c_.head_dim + d)] : v_source_[at(row * c_.head_dim_v + d)]);
+    return load_as_double(c_.dtype, &rounded, 0);
+  }
   double result(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
     return load_as_double(c_.dtype, out_.data(),
                           ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim_v + d);
@@ -362,23 +380,6 @@ class QuantisedCall {
     }
   }
 
-  double query(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
-    return load_as_double(c_.dtype, q_.data(),
-                          ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim + d);
-  }
-
-  double element(Form form, bool is_of_k, std::int64_t b, std::int64_t position, std::int64_t j,
-                 std::int64_t head, std::int64_t d) const {
-    if (form == Form::stored) return key(is_of_k, b, position, j, head, d);
-    const std::int64_t first = std::accumulate(keys_.begin(), keys_.begin() + b, std::int64_t{0});
-    const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
-    const std::int64_t row = (first + j) * c_.num_kv_heads + kv_head;
-    double rounded = 0;
-    store_from_double(
-        c_.dtype, &rounded, 0,
-        is_of_k ? k_source_[at(row * c_.head_dim + d)] : v_source_[at(row * c_.head_dim_v + d)]);
-    return load_as_double(c_.dtype, &rounded, 0);
-  }
   // Of codes, recent keys or scales.
   std::int64_t row_of(std::int64_t page, std::int64_t page_size, std::int64_t slot,
                       std::int64_t kv_head) const {

@@ -100,7 +100,8 @@ class SparqCall {
                              .block_table = TensorView(),
                              .seqused_k = TensorView(c_.lengths.data(), DType::i32, {batch()}),
                              .indices = indices_->view(),
-                             .alpha = alpha_->view()};
+                             .alpha = alpha_->view(),
+                             .quantised = nullptr};
     if (c_.page_size > 0)
       t.block_table = TensorView(block_table_.data(), DType::i32, {batch(), max_pages_});
     return t;

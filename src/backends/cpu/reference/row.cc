@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "core/key_row.h"
 #include "core/philox.h"
 #include "core/quantise.h"
 
@@ -17,41 +18,19 @@ double load(const Problem& p, const Operand& x, std::int64_t offset) {
   return load_as_double(dtype_of(p), x.data, offset);
 }
 
-// K or V of one key of a KV head, in the form that the query sees.
-struct KeyRow {
-  DType dtype;
-  const void* data;
-  std::int64_t offset;
-  double scale;
-  ScaleWords scales = {};  // of codes with zero points
+double element(const KeyRow& row, std::int64_t d) {
+  const double x = load_as_double(row.dtype, row.data, row.offset + d);
+  if (row.scales.words == nullptr) return double{row.scale} * x;
+  const auto [step, zero] = unpack_scale(row.scales.words[d / row.scales.channels]);
+  return double{zero} + double{step} * x;
+}
 
-  double operator[](std::int64_t d) const {
-    const double element = load_as_double(dtype, data, elements_of(dtype, offset) + d);
-    if (scales.words == nullptr) return scale * element;
-    const auto [step, zero] = unpack_scale(scales.words[d / scales.channels]);
-    return static_cast<double>(zero) + static_cast<double>(step) * element;
-  }
-};
-
-KeyRow key_row(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
-               std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx,
-               bool is_of_k) {
-  const std::int64_t kv_head = head / group_size(p);
+// K or V of one key in the form that the query sees.
+KeyRow row_of_key(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
+                  std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx,
+                  bool is_of_k) {
   const std::int64_t position = q_idx + sequence.seqlen_k - sequence.seqlen_q;
-  if (has_recent(p) && k_idx >= first_recent(p, position)) {
-    const Operand& x = is_of_k ? args.recent.k : args.recent.v;
-    return {dtype_of(p), x.data,
-            recent_offset(p, args.recent, x, sequence, batch_idx, k_idx, kv_head), 1.0};
-  }
-  const Operand& x = is_of_k ? args.k : args.v;
-  const DType dtype = is_of_k ? k_dtype_of(p) : v_dtype_of(p);
-  const std::int64_t offset = key_offset(p, args.paged, x, sequence, batch_idx, k_idx, kv_head);
-  if (has_zero_points(dtype))
-    return {dtype, x.data, offset, 1.0,
-            scale_words(p, args, sequence, batch_idx, k_idx, kv_head, is_of_k)};
-  return {dtype, x.data, offset,
-          scale_of(p, args.paged, is_of_k ? args.k_scale : args.v_scale, sequence, batch_idx, k_idx,
-                   kv_head)};
+  return key_row(p, args, sequence, batch_idx, head / group_size(p), position, k_idx, is_of_k);
 }
 
 // Element offset in an operand shaped like the scores. In a ragged batch the query axis counts
@@ -68,10 +47,10 @@ double score_of(const Problem& p, const AttentionArgs& args, const Sequence& seq
                 std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx,
                 double& magnitude) {
   const std::int64_t q = row_offset(args.q, batch_idx, sequence.row_q + q_idx, head);
-  const KeyRow k = key_row(p, args, sequence, batch_idx, head, q_idx, k_idx, true);
+  const KeyRow k = row_of_key(p, args, sequence, batch_idx, head, q_idx, k_idx, true);
   double dot = 0, absolute = 0;
   for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    const double product = load(p, args.q, q + d) * k[d];
+    const double product = load(p, args.q, q + d) * element(k, d);
     dot += product;
     absolute += std::abs(product);
   }
@@ -176,9 +155,9 @@ void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& 
     double& weight = row.probs[static_cast<std::size_t>(j)];
     if (has_dropout(p))
       weight *= is_kept(p, args, batch_idx, head, q_idx, j) ? keep_factor(p) : 0.0;
-    const KeyRow v = key_row(p, args, sequence, batch_idx, head, q_idx, j, false);
+    const KeyRow v = row_of_key(p, args, sequence, batch_idx, head, q_idx, j, false);
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
-      const double term = weight * v[d];
+      const double term = weight * element(v, d);
       row.out[static_cast<std::size_t>(d)] += term;
       row.abs_out[static_cast<std::size_t>(d)] += std::abs(term);
     }

@@ -9,6 +9,7 @@
 #include "backends/cpu/simd/element.h"
 #include "backends/cpu/simd/exp-inl.h"
 #include "backends/cpu/simd/prefetch.h"
+#include "backends/cpu/sparq/load_row-inl.h"
 #include "backends/cpu/sparq/select.h"
 #include "backends/cpu/sparq/sparq.h"
 
@@ -270,8 +271,31 @@ struct SparqKernels {
     return static_cast<float>(std::min(sum, 1.0));
   }
 
+  // Codes become floats. Their rows lie apart: those of later keys are asked for early.
+  static void load_rows(const SparqArgs& args, const SparqUnit& unit, const SparqScratch& scratch,
+                        std::int64_t num_keys, bool is_of_k) {
+    const std::int64_t dim = is_of_k ? args.head_dim : args.head_dim_v;
+    const auto row_of = [&](std::int64_t i) {
+      return code_row(args, unit.batch_idx, unit.seqlen_k, unit.kv_head, scratch.keys[i], is_of_k);
+    };
+    for (std::int64_t i = 0; i < num_keys; ++i) {
+      if (i + kAhead < num_keys) {
+        const KeyRow later = row_of(i + kAhead);
+        const auto element = static_cast<std::int64_t>(dtype_bytes(later.dtype));
+        prefetch(
+            static_cast<const char*>(later.data) + stored_size(later.dtype, later.offset) * element,
+            stored_size(later.dtype, dim) * element);
+      }
+      float* to = scratch.elements + i * scratch.element_stride;
+      LoadRow<Vec>::load(row_of(i), dim, to);
+      scratch.rows[i] = to;
+    }
+  }
+
   static void find_rows(const SparqArgs& args, const SparqUnit& unit, const SparqScratch& scratch,
-                        std::int64_t num_keys, const Operand& x) {
+                        std::int64_t num_keys, bool is_of_k) {
+    if (args.has_codes) return load_rows(args, unit, scratch, num_keys, is_of_k);
+    const Operand& x = is_of_k ? args.k : args.v;
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(args.dtype));
     for (std::int64_t i = 0; i < num_keys; ++i) {
       const std::int64_t j = scratch.keys[i];
@@ -309,7 +333,7 @@ struct SparqKernels {
   };
 
   // Columns [c, c + kV vectors) of kN heads; only the last vector may be partial.
-  template <int kN, int kV, class E>
+  template <int kN, int kV, class Row, class E>
   static void sum_values(const SparqArgs& args, const SparqUnit& unit, const SparqScratch& scratch,
                          std::int64_t num_keys, std::int64_t head, std::int64_t column,
                          const Epilogue* epilogues) {
@@ -319,9 +343,9 @@ struct SparqKernels {
       for (int v = 0; v < kV; ++v) sum[h][v] = Vec::zero();
     for (std::int64_t i = 0; i < num_keys; ++i) {
       if (i + kAhead < num_keys)
-        prefetch(static_cast<const E*>(scratch.rows[i + kAhead]) + column,
-                 kV * kWidth * static_cast<std::int64_t>(sizeof(E)));
-      const E* row = static_cast<const E*>(scratch.rows[i]) + column;
+        prefetch(static_cast<const Row*>(scratch.rows[i + kAhead]) + column,
+                 kV * kWidth * static_cast<std::int64_t>(sizeof(Row)));
+      const Row* row = static_cast<const Row*>(scratch.rows[i]) + column;
       F x[kV];
       for (int v = 0; v < kV; ++v) x[v] = load(row + v * kWidth, n - v * kWidth);
       for (int h = 0; h < kN; ++h) {
@@ -360,29 +384,36 @@ struct SparqKernels {
                 unit.kv_head * args.v_sum.stride_head};
   }
 
-  template <class E>
+  // Row: the elements of K and V where they are read.
+  template <class Row, class E>
   static void attend_to_keys(const SparqArgs& args, const SparqUnit& unit,
                              const SparqScratch& scratch, std::int64_t num_keys) {
     const std::int64_t g = group_size(args);
-    find_rows(args, unit, scratch, num_keys, args.k);
-    for_heads(
-        g, [&]<int kN>(std::int64_t head) { exact_scores<kN, E>(args, scratch, num_keys, head); });
-    find_rows(args, unit, scratch, num_keys, args.v);
+    find_rows(args, unit, scratch, num_keys, true);
+    for_heads(g, [&]<int kN>(std::int64_t head) {
+      exact_scores<kN, Row>(args, scratch, num_keys, head);
+    });
+    find_rows(args, unit, scratch, num_keys, false);
     for_heads(g, [&]<int kN>(std::int64_t head) {
       Epilogue epilogues[kN];
       for (int h = 0; h < kN; ++h)
         epilogues[h] = finish_weights(args, unit, scratch, num_keys, head + h);
       std::int64_t column = 0;
       for (; column + kVectors * kWidth <= args.head_dim_v; column += kVectors * kWidth)
-        sum_values<kN, kVectors, E>(args, unit, scratch, num_keys, head, column, epilogues);
+        sum_values<kN, kVectors, Row, E>(args, unit, scratch, num_keys, head, column, epilogues);
       for (; column < args.head_dim_v; column += kWidth)
-        sum_values<kN, 1, E>(args, unit, scratch, num_keys, head, column, epilogues);
+        sum_values<kN, 1, Row, E>(args, unit, scratch, num_keys, head, column, epilogues);
     });
   }
 
   static void attend(const SparqArgs& args, const SparqUnit& unit, const SparqScratch& scratch) {
     const std::int64_t num_keys = choose_keys(args, unit, scratch);
-    with_elements(args.dtype, [&]<class E>() { attend_to_keys<E>(args, unit, scratch, num_keys); });
+    with_elements(args.dtype, [&]<class E>() {
+      if (args.has_codes)
+        attend_to_keys<float, E>(args, unit, scratch, num_keys);
+      else
+        attend_to_keys<E, E>(args, unit, scratch, num_keys);
+    });
     if (args.indices == nullptr) return;
     std::int32_t* to = args.indices + unit.batch_idx * args.indices_stride_batch +
                        unit.kv_head * args.indices_stride_head;
@@ -391,7 +422,7 @@ struct SparqKernels {
   }
 
   static constexpr SparqOps make(const char* name, std::uint32_t cpu_isa) {
-    return {name, cpu_isa, prepare, score, attend};
+    return {name, cpu_isa, prepare, score, attend, LoadRow<Vec>::load};
   }
 };
 

@@ -34,18 +34,18 @@ std::span<const SparqOps* const> all_sparq_ops() {
   return kAll;
 }
 
+const SparqOps& sparq_ops(const DeviceInfo& device) {
+  for (const SparqOps* ops : all_sparq_ops())
+    if ((device.cpu_isa & ops->cpu_isa) == ops->cpu_isa) return *ops;
+  return scalar::kSparqOps;
+}
+
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
 constexpr std::int64_t kTaskKeys = 4 * kSparqTileKeys;
 // Units per thread, from which on a thread computes whole units.
 constexpr std::int64_t kManyUnits = 4;
-
-const SparqOps& sparq_ops(const DeviceInfo& device) {
-  for (const SparqOps* ops : all_sparq_ops())
-    if ((device.cpu_isa & ops->cpu_isa) == ops->cpu_isa) return *ops;
-  return scalar::kSparqOps;
-}
 
 // Hands out aligned parts of a unit's memory; of a null base only their size counts.
 class Layout {
@@ -83,6 +83,9 @@ std::int64_t lay_out(const SparqArgs& args, char* base, SparqScratch& s) {
   layout.add(s.keys, args.num_keys);
   layout.add(s.weights, g * args.num_keys);
   layout.add(s.rows, args.num_keys);
+  s.element_stride =
+      round_up<std::int64_t>(std::max(args.head_dim, args.head_dim_v), kAlignment / sizeof(float));
+  if (args.has_codes) layout.add(s.elements, args.num_keys * s.element_stride);
   return layout.bytes();
 }
 

@@ -32,7 +32,8 @@ struct SparqScratch {
   std::int32_t* keys;          // [num_keys], ascending
   float* weights;              // [g, num_keys]
   const void** rows;           // [num_keys]: of k, then of v
-  std::int64_t dim_stride, key_stride, num_tiles;
+  float* elements;             // [num_keys, element_stride]: those rows, with codes
+  std::int64_t dim_stride, key_stride, num_tiles, element_stride;
 };
 
 struct KeySpan {  // keys [first, last)
@@ -50,7 +51,11 @@ struct SparqOps {
                 KeySpan keys);
   // Steps 2 and 3.
   void (*attend)(const SparqArgs& args, const SparqUnit& unit, const SparqScratch& scratch);
+  // to[dim]: the elements of a row.
+  void (*load_row)(const KeyRow& row, std::int64_t dim, float* to);
 };
+
+const SparqOps& sparq_ops(const DeviceInfo& device);
 
 // All of this build, the fastest first.
 std::span<const SparqOps* const> all_sparq_ops();

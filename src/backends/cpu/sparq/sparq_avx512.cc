@@ -8,6 +8,7 @@
 #include "backends/cpu/simd/element.h"
 #include "backends/cpu/sparq/select.h"
 #include "backends/cpu/sparq/sparq.h"
+#include "core/quantise.h"
 
 // Nothing above this line is compiled for the instruction set, everything below is.
 // clang-format off

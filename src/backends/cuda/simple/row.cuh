@@ -2,12 +2,10 @@
 // Base class of the forward and backward rows.
 #pragma once
 
-#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/key_row.cuh"
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/simple/params.h"
-#include "core/dtype.h"
 #include "core/philox.h"
-#include "core/quantise.h"
 
 namespace headrace::cuda::simple {
 
@@ -18,24 +16,6 @@ struct RowPlace {
 __device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
   return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
 }
-// Whether the key's page exists; true without pages.
-__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, const Sequence& sequence,
-                                std::int64_t batch_idx, std::int64_t key) {
-  if (!has_pages(p)) return true;
-  const std::int64_t page = pages_of(paged, sequence, batch_idx)[key / p.page_size];
-  return page >= 0 && page < p.num_pages;
-}
-
-// The same of a recent key.
-__device__ inline bool has_recent_page(const Problem& p, const RecentKeys& recent,
-                                       const Sequence& sequence, std::int64_t batch_idx,
-                                       std::int64_t key) {
-  const std::int64_t entry = key / p.recent_group - first_recent_group(p, sequence);
-  const std::int64_t page =
-      entry < p.max_recent ? recent.table[batch_idx * recent.stride_table + entry] : -1;
-  return page >= 0 && page < p.num_recent_pages;
-}
-
 // One thread per sequence reports lengths and pages that break a rule.
 __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
   const Problem& p = c.problem;
@@ -94,13 +74,13 @@ class ScoreRow {
           column(i) < dim ? load_real(static_cast<const T*>(x.data), from + column(i)) : Real(0);
   }
   // Offset of key j in k or v (dk or dv).
-  __device__ std::int64_t key_row(const Operand& x, std::int64_t j) const {
+  __device__ std::int64_t key_place(const Operand& x, std::int64_t j) const {
     return key_offset(p_, args_.paged, x, sequence_, place_.batch_idx, j, kv_head_);
   }
   // Dot product of registers and a key's row in memory, the same value in every lane.
   __device__ Real dot(const Real (&mine)[kPerLane], const Operand& x, std::int64_t j,
                       std::int64_t dim) const {
-    const std::int64_t from = key_row(x, j);
+    const std::int64_t from = key_place(x, j);
     Real sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
@@ -111,61 +91,16 @@ class ScoreRow {
   }
 
   // With codes: K or V of a key in the form that the query sees.
-  struct KeyElements {
-    const void* data;
-    DType dtype;
-    std::int64_t offset;  // of the first element
-    Real scale;
-    ScaleWords scales = {};  // of codes with zero points
-
-    __device__ Real with_zero_point(int d, int code) const {
-      const ScaleAndZero x = unpack_scale(scales.words[d / scales.channels]);
-      return Real(x.zero) + Real(x.scale) * Real(code);
-    }
-    __device__ Real operator[](int d) const {
-      const std::int64_t i = offset + d;
-      switch (dtype) {
-        case DType::i8:
-          return scale * Real(static_cast<const std::int8_t*>(data)[i]);
-        case DType::f8e4m3:
-          return scale * Real(float_from_e4m3(static_cast<const std::uint8_t*>(data)[i]));
-        case DType::i4x2: {
-          const int pair = static_cast<const std::uint8_t*>(data)[i / 2];
-          return scale * Real((i % 2 == 0 ? pair & 15 : pair >> 4) - 8);
-        }
-        case DType::u4x2:
-          return with_zero_point(d, unsigned_code(4, static_cast<const std::uint8_t*>(data), i));
-        case DType::u2x4:
-          return with_zero_point(d, unsigned_code(2, static_cast<const std::uint8_t*>(data), i));
-        default:
-          return load_real(static_cast<const T*>(data), i);
-      }
-    }
-  };
-  __device__ bool is_recent(std::int64_t j) const {
-    return has_recent(p_) && j >= first_recent(p_, diagonal_);
-  }
-  __device__ KeyElements key_elements(std::int64_t j, bool is_of_k) const {
-    if (is_recent(j)) {
-      const Operand& x = is_of_k ? args_.recent.k : args_.recent.v;
-      return {x.data, dtype_of(p_),
-              recent_offset(p_, args_.recent, x, sequence_, place_.batch_idx, j, kv_head_), 1};
-    }
-    const Operand& x = is_of_k ? args_.k : args_.v;
-    const DType dtype = is_of_k ? k_dtype_of(p_) : v_dtype_of(p_);
-    if (has_zero_points(dtype))
-      return {x.data, dtype, elements_of(dtype, key_row(x, j)), 1,
-              scale_words(p_, args_, sequence_, place_.batch_idx, j, kv_head_, is_of_k)};
-    return {x.data, dtype, elements_of(dtype, key_row(x, j)),
-            Real(scale_of(p_, args_.paged, is_of_k ? args_.k_scale : args_.v_scale, sequence_,
-                          place_.batch_idx, j, kv_head_))};
+  __device__ KeyRow row_of_key(std::int64_t j, bool is_of_k) const {
+    return headrace::key_row(p_, args_, sequence_, place_.batch_idx, kv_head_, diagonal_, j,
+                             is_of_k);
   }
   __device__ Real code_product(std::int64_t j) const {
-    const KeyElements key = key_elements(j, true);
+    const KeyRow key = row_of_key(j, true);
     Real sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      if (column(i) < p_.head_dim) sum += q_[i] * key[column(i)];
+      if (column(i) < p_.head_dim) sum += q_[i] * load_element<T>(key, column(i));
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     return sum;
   }
@@ -192,9 +127,7 @@ class ScoreRow {
   // Bool mask and tree mask; keys_ already has the causal mask and the window. Keys of a page that
   // does not exist are hidden.
   __device__ bool sees(std::int64_t j) const {
-    if (is_recent(j) ? !has_recent_page(p_, args_.recent, sequence_, place_.batch_idx, j)
-                     : !has_page(p_, args_.paged, sequence_, place_.batch_idx, j))
-      return false;
+    if (!has_page_of_row(p_, args_, sequence_, place_.batch_idx, diagonal_, j)) return false;
     if (args_.mask.data != nullptr &&
         static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
       return false;

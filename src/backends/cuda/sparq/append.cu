@@ -15,12 +15,22 @@ struct AppendParams {
   std::uint32_t* error_word;
 };
 
-// The slot of a token; negative: it is left out.
-__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
-  const std::int64_t slot = p.args.slot_mapping[token * p.args.slot_stride];
-  if (slot < p.args.num_pages * p.args.page_size) return slot;
+// One of num_slots; negative: its token is left out.
+__device__ __forceinline__ std::int64_t valid_slot(const AppendParams& p, std::int64_t slot,
+                                                   std::int64_t num_slots, std::int64_t token) {
+  if (slot < num_slots) return slot;
   report_length_error(p.error_word, LengthError::slot_mapping, token);
   return -1;
+}
+__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
+  const SparqAppendArgs& a = p.args;
+  return valid_slot(p, a.slot_mapping[token * a.slot_stride], a.num_pages * a.page_size, token);
+}
+// In k.
+__device__ __forceinline__ std::int64_t k_slot_of(const AppendParams& p, std::int64_t token) {
+  const SparqAppendArgs& a = p.args;
+  if (a.k_slots == nullptr) return slot_of(p, token);
+  return valid_slot(p, a.k_slots[token * a.k_slot_stride], a.k_num_pages * a.k_page_size, token);
 }
 
 template <class E>
@@ -30,10 +40,12 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const std::int64_t num_rows = a.num_tokens * a.num_kv_heads;
   const std::int64_t first = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   for (std::int64_t row = first; row < num_rows; row += std::int64_t{gridDim.x} * kWarps) {
-    const std::int64_t slot = slot_of(p, row / a.num_kv_heads), kv_head = row % a.num_kv_heads;
-    if (slot < 0) continue;
+    const std::int64_t token = row / a.num_kv_heads, kv_head = row % a.num_kv_heads;
+    const std::int64_t slot = slot_of(p, token), k_slot = k_slot_of(p, token);
+    if (slot < 0 || k_slot < 0) continue;
     const std::int64_t page = slot / a.page_size, at = slot % a.page_size;
-    const E* k = static_cast<const E*>(a.k.data) + row_offset(a.k, page, at, kv_head);
+    const E* k = static_cast<const E*>(a.k.data) +
+                 row_offset(a.k, k_slot / a.k_page_size, k_slot % a.k_page_size, kv_head);
     E* to = static_cast<E*>(a.components.data) + page * a.components.stride_page +
             kv_head * a.components.stride_head + at;
     for (std::int64_t c = lane; c < a.head_dim; c += kWarp)
@@ -59,9 +71,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ A
       for (std::int64_t token = tokens.first; token < tokens.last; ++token) {
         const std::int64_t slot = slot_of(p, token);
         if (slot < 0) continue;
-        y += load_real(static_cast<const E*>(a.v.data) +
-                           row_offset(a.v, slot / a.page_size, slot % a.page_size, kv_head),
-                       c);
+        y += load_element<E>(value_row(a, slot, kv_head), c);
       }
       *sum = y;
     }

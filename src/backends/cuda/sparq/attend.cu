@@ -109,16 +109,56 @@ __device__ inline std::int64_t choose_keys(const Params& p, const Unit& unit, He
   return num_keys;
 }
 
+// K or V of a key, elements E in memory; not there: its page is not.
 template <class E>
-__device__ __forceinline__ const E* row_of(const Params& p, const Unit& unit, const Operand& x,
-                                           std::int64_t key) {
-  const std::int64_t page = valid_page(p, unit.batch_idx, key);
-  if (page < 0) return nullptr;
-  return static_cast<const E*>(x.data) + row_offset(x, page, key % p.args.page_size, unit.kv_head);
-}
+class PlainRow {
+ public:
+  __device__ PlainRow(const Params& p, const Unit& unit, std::int64_t key, bool is_of_k)
+      : has_vectors_(is_of_k ? p.vectors.k : p.vectors.v) {
+    const Operand& x = is_of_k ? p.args.k : p.args.v;
+    const std::int64_t page = valid_page(p, unit.batch_idx, key);
+    if (page >= 0)
+      data_ =
+          static_cast<const E*>(x.data) + row_offset(x, page, key % p.args.page_size, unit.kv_head);
+  }
+  __device__ bool exists() const { return data_ != nullptr; }
+  // Elements [c, min(c + 4, dim)), then zeros.
+  __device__ void load(std::int64_t c, std::int64_t dim, float (&to)[kKeysOfThread]) const {
+    load4(data_ + c, dim - c, has_vectors_, to);
+  }
+
+ private:
+  const E* data_ = nullptr;
+  const bool has_vectors_;
+};
+
+// The same of a call with codes.
+template <class E>
+class CodeRow {
+ public:
+  __device__ CodeRow(const Params& p, const Unit& unit, std::int64_t key, bool is_of_k) {
+    const Sequence sequence{.seqlen_q = 1, .seqlen_k = unit.seqlen_k};
+    exists_ = has_page_of_row(p.args.problem, p.args.dense, sequence, unit.batch_idx,
+                              unit.seqlen_k - 1, key);
+    if (exists_)
+      row_ = code_row(p.args, unit.batch_idx, unit.seqlen_k, unit.kv_head, key, is_of_k);
+    else
+      report_length_error(p.error_word, LengthError::block_table, unit.batch_idx);
+  }
+  __device__ bool exists() const { return exists_; }
+  __device__ void load(std::int64_t c, std::int64_t dim, float (&to)[kKeysOfThread]) const {
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i)
+      to[i] = c + i < dim ? load_element<E>(row_, c + i) : 0.0f;
+  }
+
+ private:
+  KeyRow row_;
+  bool exists_;
+};
 
 // Exact scores of heads [head, head + kAttendHeads); a warp per key.
-template <class E>
+template <class E, class Row>
 __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
                            const std::int32_t* keys, std::int64_t num_keys, Shared& smem) {
   const SparqArgs& a = p.args;
@@ -134,12 +174,12 @@ __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
   }
   __syncthreads();
   for (std::int64_t i = warp; i < num_keys; i += kAttendWarps) {
-    const E* k = row_of<E>(p, unit, a.k, keys[i]);
+    const Row k(p, unit, keys[i], true);
     float sums[kAttendHeads] = {};
-    if (k != nullptr) {
+    if (k.exists()) {
       for (std::int64_t c = lane * kKeysOfThread; c < a.head_dim; c += kColumns) {
         float x[kKeysOfThread];
-        load4(k + c, a.head_dim - c, p.vectors.k, x);
+        k.load(c, a.head_dim, x);
 #pragma unroll
         for (int h = 0; h < kAttendHeads; ++h) {
           const float4 q = *reinterpret_cast<const float4*>(smem.q[h] + c);
@@ -152,7 +192,7 @@ __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
       const float sum = warp_sum(sums[h]);
       if (lane == h && head + h < g)
         p.memory.weights[head_row(a, unit, head + h) * a.num_keys + i] =
-            k == nullptr ? -HUGE_VALF : sum;
+            k.exists() ? sum : -HUGE_VALF;
     }
   }
   __syncthreads();
@@ -216,7 +256,7 @@ __device__ void write_out(const Params& p, const Unit& unit, std::int64_t h, std
 
 // Sums of values of heads [head, head + kAttendHeads): a warp sums some keys, four columns per
 // lane.
-template <class E>
+template <class E, class Row>
 __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
                            const std::int32_t* keys, std::int64_t num_keys,
                            const HeadResult* results, Shared& smem) {
@@ -229,10 +269,10 @@ __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
     const std::int64_t at = column + lane * kKeysOfThread;
     float sums[kAttendHeads][kKeysOfThread] = {};
     for (std::int64_t i = warp; i < num_keys; i += kAttendWarps) {
-      const E* v = row_of<E>(p, unit, a.v, keys[i]);
-      if (v == nullptr) continue;
+      const Row v(p, unit, keys[i], false);
+      if (!v.exists()) continue;
       float x[kKeysOfThread];
-      load4(v + at, a.head_dim_v - at, p.vectors.v, x);
+      v.load(at, a.head_dim_v, x);
 #pragma unroll
       for (int h = 0; h < kAttendHeads; ++h) {
         const float weight = h < num_heads ? weights[h * a.num_keys + i] : 0.0f;
@@ -254,7 +294,7 @@ __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
   __syncthreads();
 }
 
-template <class E>
+template <class E, class Row>
 __global__ void __launch_bounds__(kAttendThreads, 2)
     attend_kernel(const __grid_constant__ Params p) {
   __shared__ Shared smem;
@@ -267,9 +307,9 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     std::int32_t* keys = p.memory.keys + i * a.num_keys;
     const std::int64_t num_keys = choose_keys(p, unit, results, keys, smem);
     for (std::int64_t head = 0; head < group_size(a); head += kAttendHeads) {
-      score_keys<E>(p, unit, head, keys, num_keys, smem);
+      score_keys<E, Row>(p, unit, head, keys, num_keys, smem);
       finish_weights(p, unit, head, keys, num_keys, results);
-      sum_values<E>(p, unit, head, keys, num_keys, results, smem);
+      sum_values<E, Row>(p, unit, head, keys, num_keys, results, smem);
     }
   }
 }
@@ -285,8 +325,9 @@ Status launch_attend(const Params& params, Stream stream) {
       .smem_bytes =
           static_cast<unsigned>(group_size(a) * static_cast<std::int64_t>(sizeof(HeadResult)))};
   return with_elements(a.dtype, [&]<class E>() {
-    return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), attend_kernel<E>,
-                                  params);
+    return headrace::cuda::launch(
+        shape, static_cast<cudaStream_t>(stream),
+        a.has_codes ? attend_kernel<E, CodeRow<E>> : attend_kernel<E, PlainRow<E>>, params);
   });
 }
 

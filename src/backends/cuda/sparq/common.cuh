@@ -1,7 +1,7 @@
 // Device code that the kernels of SparQ attention share.
 #pragma once
 
-#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/key_row.cuh"
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/sparq/sparq.h"
 

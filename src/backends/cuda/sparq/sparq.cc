@@ -50,7 +50,12 @@ Status check_pointers(const SparqArgs& args, int device_id) {
                   {"block_table", args.paged.block_table},
                   {"seqused_k", args.paged.seqused_k},
                   {"indices", args.indices},
-                  {"alpha", args.alpha}};
+                  {"alpha", args.alpha},
+                  {"k_scale", args.dense.k_scale.data},
+                  {"v_scale", args.dense.v_scale.data},
+                  {"k_recent", args.dense.recent.k.data},
+                  {"v_recent", args.dense.recent.v.data},
+                  {"recent_table", args.dense.recent.table}};
   for (const auto& [name, data] : pointers) HEADRACE_TRY(check_pointer(name, data, device_id));
   return std::nullopt;
 }
@@ -115,7 +120,9 @@ Status sparq_append(const SparqAppendArgs& args, int device_id, Stream stream) {
                   {"k_components", args.components.data},
                   {"v_sum", args.v_sum.data},
                   {"slot_mapping", args.slot_mapping},
-                  {"cu_seqlens", args.cu_seqlens}};
+                  {"cu_seqlens", args.cu_seqlens},
+                  {"k_slots", args.k_slots},
+                  {"v_scale", args.v_scale.data}};
   for (const auto& [name, data] : pointers) HEADRACE_TRY(check_pointer(name, data, device_id));
   if (args.num_tokens == 0 || args.num_kv_heads == 0) return std::nullopt;
   Result<std::uint32_t*> word = error_word(device_id);

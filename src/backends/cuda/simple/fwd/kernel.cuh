@@ -94,7 +94,7 @@ class ForwardRow : ScoreRow<T, kPerLane> {
           add_codes(j, weight, tile_out);
           continue;
         }
-        const std::int64_t from = this->key_row(args_.v, j);
+        const std::int64_t from = this->key_place(args_.v, j);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
           if (column(i) < p_.head_dim_v)
@@ -108,10 +108,10 @@ class ForwardRow : ScoreRow<T, kPerLane> {
   }
 
   __device__ void add_codes(std::int64_t j, Real weight, Real (&out)[kPerLane]) {
-    const auto value = this->key_elements(j, false);
+    const KeyRow value = this->row_of_key(j, false);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      if (column(i) < p_.head_dim_v) out[i] += weight * value[column(i)];
+      if (column(i) < p_.head_dim_v) out[i] += weight * load_element<T>(value, column(i));
   }
 
   __device__ void write_empty() {
