@@ -295,15 +295,27 @@ TEST(CppOptions, OfAppends) {
   using U = KvAppendTensors;
   expect_every_field_of_to_c<U>(
       [](const headrace_kv_append_tensors& c) -> Shown {
-        return {SHOW(k),         SHOW(v),           SHOW(k_pages),       SHOW(v_pages),
-                SHOW(q),         SHOW(q_out),       SHOW(slot_mapping),  SHOW(positions),
-                SHOW(cos),       SHOW(sin),         SHOW(q_norm_weight), SHOW(k_norm_weight),
-                SHOW(quantised), SHOW(recent_slots)};
+        return {SHOW(k),
+                SHOW(v),
+                SHOW(k_pages),
+                SHOW(v_pages),
+                SHOW(q),
+                SHOW(q_out),
+                SHOW(slot_mapping),
+                SHOW(positions),
+                SHOW(cos),
+                SHOW(sin),
+                SHOW(q_norm_weight),
+                SHOW(k_norm_weight),
+                SHOW(quantised),
+                SHOW(recent_slots),
+                SHOW(channel_factors)};
       },
       {TENSOR(U, k), TENSOR(U, v), TENSOR(U, k_pages), TENSOR(U, v_pages), TENSOR(U, slot_mapping),
        TENSOR(U, q), TENSOR(U, q_out), TENSOR(U, positions), TENSOR(U, cos), TENSOR(U, sin),
        TENSOR(U, q_norm_weight), TENSOR(U, k_norm_weight),
-       CHANGE(U, quantised, handle<const headrace_quantised_kv>()), TENSOR(U, recent_slots)});
+       CHANGE(U, quantised, handle<const headrace_quantised_kv>()), TENSOR(U, recent_slots),
+       TENSOR(U, channel_factors)});
 }
 
 TEST(CppOptions, OfMeasurements) {

@@ -298,8 +298,14 @@ typedef struct headrace_kv_append_tensors {
   const headrace_quantised_kv* quantised; /**< with pages of codes: k_scale and v_scale are written,
                                              and k_recent and v_recent, if given, at recent_slots.
                                              Its recent_table is not used. NULL: none */
-  headrace_tensor recent_slots; /**< i64 [num_tokens], with k_recent: page * group + index of the
-                                   token in its group, each at most once; negative: not stored */
+  headrace_tensor recent_slots;    /**< i64 [num_tokens], with k_recent: page * group + index of the
+                                      token in its group, each at most once; negative: not stored */
+  headrace_tensor channel_factors; /**< f32 [num_kv_heads, head_dim], powers of two; num_kv_heads
+                                      divides num_heads: elements of q are multiplied by the
+                                      factor of their channel, those of k divided. So attention
+                                      is unchanged, and large channels of k, as biases make them,
+                                      leave more of a scale to the others. For keys of int8, fp8
+                                      or int4; all keys of a cache alike */
 } headrace_kv_append_tensors;
 
 /** headrace_kv_append_tensors_init() for bindings that cannot use this header: struct_size is the
@@ -314,8 +320,9 @@ static inline headrace_status headrace_kv_append_tensors_init(headrace_kv_append
 /** Writes new keys and values to their slots, and q to q_out, in one pass: each head of q and k is
  * x * weight / sqrt(mean(x^2) + norm_eps) if it has a weight (RMS norm, Qwen3), and its first
  * rot_dim elements are then rotated: (a, b) -> (a cos - b sin, b cos + a sin) for each pair; then
- * the Hadamard matrix, if `hadamard` is 1. v is copied. The arithmetic is in f32, with one rounding
- * to the output's dtype; angles are products in double. `options` NULL: the defaults.
+ * come the channel factors, if given, and the Hadamard matrix, if `hadamard` is 1. v is copied. The
+ * arithmetic is in f32, with one rounding to the output's dtype; angles are products in double.
+ * `options` NULL: the defaults.
  *
  * Needs no workspace, allocates nothing, can be captured in a graph. `stream` as in
  * headrace_plan_run(): NULL on CPU; on CUDA the work is enqueued on it. A token's bits do not

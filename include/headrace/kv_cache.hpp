@@ -344,6 +344,8 @@ struct KvAppendTensors {
   /// With pages of codes, borrowed: k_scale and v_scale are written, and k_recent and v_recent.
   const headrace_quantised_kv* quantised = nullptr;
   TensorView recent_slots{};  ///< i64 [num_tokens], with k_recent; negative: not stored
+  /// f32 [num_kv_heads, head_dim], powers of two: q times, k over them, for keys of codes.
+  TensorView channel_factors{};
 
   /// Converts to the C struct.
   headrace_kv_append_tensors to_c() const {
@@ -363,6 +365,7 @@ struct KvAppendTensors {
     c.k_norm_weight = k_norm_weight;
     c.quantised = quantised;
     c.recent_slots = recent_slots;
+    c.channel_factors = channel_factors;
     return c;
   }
 };

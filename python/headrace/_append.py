@@ -34,10 +34,12 @@ def kv_append(
     k_recent: Any = None,
     v_recent: Any = None,
     recent_slots: Any = None,
+    channel_factors: Any = None,
     stream: int | None = None,
 ) -> None:
     """Writes new keys and values to their slots, and q to q_out, in one pass: each head of q and k is normalised if it
-    has a weight, rotated by the angles of its position, and multiplied by a Hadamard matrix if that is wanted.
+    has a weight, rotated by the angles of its position, and multiplied by channel factors and a Hadamard matrix if
+    those are wanted.
 
     Arrays as in attention(): NumPy arrays, DLPack, the CUDA array interface. q with q_out, or k and v with their pages
     and slot_mapping, or both.
@@ -54,6 +56,8 @@ def kv_append(
         k_scale, v_scale: written: of codes, f32 [num_pages, page_size, num_kv_heads].
         k_recent, v_recent: written: of codes, the second place of keys and values, unquantised; with recent_slots,
             int64 [num_tokens]. KvCache.quantised() and Batch have all of these.
+        channel_factors: f32 [num_kv_heads, head_dim], powers of two: q is multiplied by them and k divided, which
+            changes no score: where some channels of keys that become codes are much larger than others.
         stream: as in attention().
 
     Raises:
@@ -66,7 +70,7 @@ def kv_append(
     arrays = {
         "k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "slot_mapping": slot_mapping, "q": q, "q_out": q_out,
         "positions": positions, "cos": cos, "sin": sin, "q_norm_weight": q_norm_weight,
-        "k_norm_weight": k_norm_weight, "recent_slots": recent_slots,
+        "k_norm_weight": k_norm_weight, "recent_slots": recent_slots, "channel_factors": channel_factors,
     }  # fmt: skip
     of_codes = {"k_scale": k_scale, "v_scale": v_scale, "k_recent": k_recent, "v_recent": v_recent}
     borrowed: list[Any] = []

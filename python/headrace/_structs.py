@@ -164,7 +164,7 @@ class KvAppendTensors(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         *((name, Tensor) for name in (*KV_APPEND_NAMES, "q_norm_weight", "k_norm_weight")),
         ("quantised", ctypes.c_void_p),
-        ("recent_slots", Tensor),
+        *((name, Tensor) for name in ("recent_slots", "channel_factors")),
     ]
 
 

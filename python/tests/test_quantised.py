@@ -108,6 +108,25 @@ def test_attention_reads_what_an_append_wrote(rng, k_type, v_type, layout, hadam
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+def test_channel_factors_keep_every_score(rng, layout):
+    n = 41
+    q, k, v = (rng.standard_normal((n, heads, DIM), np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    k[:, 1, 3] *= 200  # it sets the step of the codes of that head
+    factors = (2.0 ** rng.integers(-4, 9, (KV_HEADS, DIM))).astype(np.float32)
+
+    def outputs(k_type, factors):
+        with new_cache(k_type, "int8", layout=layout, page_size=16) as cache:
+            return step(cache, cache.add([]).sequence, q, k, v, channel_factors=factors)[0]
+
+    whole = outputs(None, None)
+    np.testing.assert_array_equal(outputs(None, factors), whole)
+    of_one = np.ones((KV_HEADS, DIM), np.float32)
+    of_one[1, 3] = 128
+    errors = [np.abs(outputs("int8", x) - whole)[:, 2:].mean() for x in (None, of_one)]  # of the heads that read it
+    assert 0 < errors[1] < errors[0] / 2
+
+
 def test_scales_may_be_one_for_each_sequence_and_head(rng):
     codes = rng.integers(-127, 128, (2, 9, KV_HEADS, DIM), np.int8)
     scale = rng.random((2, KV_HEADS), np.float32) / 50

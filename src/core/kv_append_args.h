@@ -49,6 +49,14 @@ struct NormWeight {
   DType dtype = DType::f32;
 };
 
+// [num_kv_heads, head_dim]: an element of q is multiplied by the factor of its channel, one of k
+// divided. Null: none.
+struct ChannelFactors {
+  const float* data = nullptr;
+  std::int64_t stride_head = 0;
+  std::int64_t group = 1;  // query heads of a head of k
+};
+
 // Cosines and sines [max_positions, rot_dim / 2]; f32, f16 or bf16.
 struct RopeTables {
   const void *cos = nullptr, *sin = nullptr;  // null: the angles follow from `frequencies`
@@ -77,7 +85,8 @@ struct KvAppendArgs {
   RopeLayout layout = RopeLayout::interleaved;
   std::int64_t rot_dim = 0;  // 0: no rotation
   RopeTables tables;
-  std::int64_t hadamard_block = 1;  // core/hadamard.h, of q and k after the rotation; 1: none
+  ChannelFactors channel_factors;   // of q and k after the rotation
+  std::int64_t hadamard_block = 1;  // core/hadamard.h, of q and k after the factors; 1: none
   float hadamard_scale = 1;
   double attention_factor = 1;                 // of cosines and sines from `frequencies`
   double frequencies[kMaxAppendDim / 2] = {};  // [rot_dim / 2]

@@ -1,6 +1,7 @@
 // Every error of an append names the argument, what arrived, the rule and the remedy.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@ constexpr std::int64_t kTokens = 3, kHeads = 4, kKvHeads = 2, kDim = 8, kDimV = 
 
 struct Call {
   alignas(16) float memory[12][512] = {};
+  float factors[kKvHeads * kDim];
   std::int64_t slots[kTokens] = {0, 1, 2};
   std::int32_t positions[kTokens] = {0, 1, 2};
   headrace_kv_append_tensors t{};
@@ -29,6 +31,7 @@ struct Call {
   Stream stream = nullptr;
 
   Call() {
+    std::ranges::fill(factors, 1.0F);
     const auto view = [&](int i, std::initializer_list<std::int64_t> shape) {
       return TensorView(memory[i], DType::f32, shape);
     };
@@ -43,6 +46,7 @@ struct Call {
     t.positions = TensorView(positions, DType::i32, {kTokens});
     t.q_norm_weight = view(6, {kDim});
     t.k_norm_weight = view(7, {kDim});
+    t.channel_factors = TensorView(factors, DType::f32, {kKvHeads, kDim});
     rope.rot_dim = 4;
   }
   void use_tables() {
@@ -159,7 +163,7 @@ TEST(KvAppendErrors, RotationsAndNorms) {
       {[](Call& c) {
          c.rope.rot_dim = 0;
          c.t.q.shape[2] = c.t.q_out.shape[2] = c.t.k.shape[2] = c.t.k_pages.shape[3] = 7;
-         c.t.q_norm_weight.shape[0] = c.t.k_norm_weight.shape[0] = 7;
+         c.t.q_norm_weight.shape[0] = c.t.k_norm_weight.shape[0] = c.t.channel_factors.shape[1] = 7;
        },
        {"rot_dim=7 (0 is head_dim)", "must be even"}},
       {[](Call& c) { c.rope.layout = 2; }, {"layout=2", "0 (interleaved) or 1 (halves)"}},
@@ -177,6 +181,14 @@ TEST(KvAppendErrors, RotationsAndNorms) {
       {[](Call& c) { c.o.norm_eps = -1; }, {"norm_eps=-1", "not negative", "pass 1e-6"}},
       {[](Call& c) { c.o.norm_eps = NAN; }, {"norm_eps=nan", "finite as f32"}},
       {[](Call& c) { c.o.norm_eps = 1e300; }, {"norm_eps=1e+300", "finite as f32"}},
+      {[](Call& c) { c.t.channel_factors.shape[0] = 3; },
+       {"channel_factors.shape[0]=3", "num_kv_heads=2 of k"}},
+      {[](Call& c) { c.t.channel_factors.shape[1] = 7; },
+       {"channel_factors.shape[1]=7", "head_dim=8 of q"}},
+      {[](Call& c) { c.t.channel_factors.dtype = HEADRACE_BF16; },
+       {"channel_factors.dtype=bf16", "must be f32"}},
+      {[](Call& c) { c.t.q.shape[1] = c.t.q_out.shape[1] = 3; },
+       {"channel_factors.shape[0]=2", "must divide num_heads=3 of q"}},
       {[](Call& c) { c.o.hadamard = 2; }, {"hadamard=2", "0 or 1", "pass 1 for keys of 4 bits"}},
   };
   for (const Bad& bad : cases) expect_refused(bad, texts);
@@ -232,7 +244,7 @@ TEST(KvAppendErrors, OutputsThatOverlap) {
 // Every tensor that an append may have, each in memory of its own. The outputs come first.
 struct FullCall {
   static constexpr std::size_t kNumOutputs = 7;
-  alignas(16) float memory[17][512] = {};
+  alignas(16) float memory[18][512] = {};
   headrace_kv_append_tensors t{};
   headrace_quantised_kv x{};
   const std::vector<std::pair<std::string, headrace_tensor*>> all = {
@@ -252,7 +264,8 @@ struct FullCall {
       {"cos", &t.cos},
       {"sin", &t.sin},
       {"q_norm_weight", &t.q_norm_weight},
-      {"k_norm_weight", &t.k_norm_weight}};
+      {"k_norm_weight", &t.k_norm_weight},
+      {"channel_factors", &t.channel_factors}};
 
   FullCall() {
     const auto view = [&](int i, DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -278,6 +291,8 @@ struct FullCall {
     t.sin = view(14, DType::f32, {10, 2});
     t.q_norm_weight = view(15, DType::f32, {kDim});
     t.k_norm_weight = view(16, DType::f32, {kDim});
+    std::ranges::fill(memory[17], 1.0F);
+    t.channel_factors = view(17, DType::f32, {kKvHeads, kDim});
   }
   FullCall(const FullCall&) = delete;
   Status run() { return kv_append(t, default_kv_append_options(), nullptr, nullptr); }
@@ -367,7 +382,8 @@ TEST(KvAppendErrors, EveryRuleOfEveryTensor) {
               {"cos", &t.cos, true, false, true, 0},
               {"sin", &t.sin, true},
               {"q_norm_weight", &t.q_norm_weight, true},
-              {"k_norm_weight", &t.k_norm_weight, true}};
+              {"k_norm_weight", &t.k_norm_weight, true},
+              {"channel_factors", &t.channel_factors, true}};
     }
     std::vector<float> results() { return {&memory[0][0], &memory[7][0]}; }
   };

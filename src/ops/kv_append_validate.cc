@@ -67,6 +67,7 @@ constexpr const char* kHeads = "[num_tokens, heads, head_dim]";
 constexpr const char* kPages = "[num_pages, page_size, num_kv_heads, head_dim]";
 constexpr const char* kWeight = "[head_dim]";
 constexpr const char* kScales = "f32 [num_pages, page_size, num_kv_heads] in quantised";
+constexpr const char* kFactors = "[num_kv_heads, head_dim]";
 constexpr const char* kTable = "[max_positions, rot_dim / 2]";
 
 // `shape`: the layout as text.
@@ -268,6 +269,25 @@ Status check_norms(const Call& call, double eps) {
       "norm_eps={}: must be finite as f32 and not negative; pass 1e-6, Qwen3's value", eps);
 }
 
+// Of the heads of k, and of the query heads that share them.
+Status check_channel_factors(const Call& call) {
+  const headrace_tensor& x = call.t.channel_factors;
+  if (!is_given(x)) return std::nullopt;
+  const bool has_k = is_given(call.t.k);
+  HEADRACE_TRY(check_view("channel_factors", x, 2, kFactors));
+  const Axis layout[] = {{"num_kv_heads", has_k ? call.t.k.shape[1] : x.shape[0], "k"},
+                         {"head_dim", call.head_dim, call.first.name}};
+  if (static_cast<DType>(x.dtype) != DType::f32)
+    return invalid_argument("channel_factors.dtype={}: must be f32; convert channel_factors",
+                            dtype_name(static_cast<DType>(x.dtype)));
+  HEADRACE_TRY(check_operand(call, {"channel_factors", &x}, layout, kFactors));
+  if (!is_given(call.t.q) || (x.shape[0] > 0 && call.t.q.shape[1] % x.shape[0] == 0))
+    return std::nullopt;
+  return invalid_argument(
+      "channel_factors.shape[0]={}: must divide num_heads={} of q; pass {} of the heads of k",
+      x.shape[0], call.t.q.shape[1], kFactors);
+}
+
 // No output may overlap itself or another tensor; q_out may be q.
 Status check_overlaps(const headrace_kv_append_tensors& t) {
   const NamedTensor all[] = {{"q_out", &t.q_out},
@@ -286,7 +306,8 @@ Status check_overlaps(const headrace_kv_append_tensors& t) {
                              {"cos", &t.cos},
                              {"sin", &t.sin},
                              {"q_norm_weight", &t.q_norm_weight},
-                             {"k_norm_weight", &t.k_norm_weight}};
+                             {"k_norm_weight", &t.k_norm_weight},
+                             {"channel_factors", &t.channel_factors}};
   for (int i = 0; i < 7; ++i) {  // the outputs
     if (!is_given(*all[i].view)) continue;
     HEADRACE_TRY(check_within(all[i]));
@@ -333,6 +354,14 @@ RecentRows recent_rows(const headrace_kv_append_tensors& t) {
 
 NormWeight norm_weight(const headrace_tensor& x) {
   return {is_given(x) ? x.data : nullptr, static_cast<DType>(x.dtype)};
+}
+
+ChannelFactors channel_factors(const headrace_kv_append_tensors& t) {
+  const headrace_tensor& x = t.channel_factors;
+  if (!is_given(x) || !has_elements(x)) return {};
+  return {.data = static_cast<const float*>(x.data),
+          .stride_head = stride_of(x, 0),
+          .group = is_given(t.q) ? t.q.shape[1] / x.shape[0] : 1};
 }
 
 // The rotation: that of the tables, that of the options, or none.
@@ -399,6 +428,7 @@ KvAppendArgs make_append_args(const Call& call, double norm_eps) {
   args.q_norm = norm_weight(t.q_norm_weight);
   args.k_norm = norm_weight(t.k_norm_weight);
   args.norm_eps = static_cast<float>(norm_eps);
+  args.channel_factors = channel_factors(t);
   if (!is_given(t.k)) return args;
   args.num_kv_heads = t.k.shape[1];
   args.head_dim_v = t.v.shape[2];
@@ -441,6 +471,7 @@ Result<KvAppendArgs> validate_kv_append(const headrace_kv_append_tensors& tensor
   if (auto bad = check_q(call)) return std::move(*bad);
   if (auto bad = check_kv(call)) return std::move(*bad);
   if (auto bad = check_norms(call, options.norm_eps)) return std::move(*bad);
+  if (auto bad = check_channel_factors(call)) return std::move(*bad);
   if (is_given(tensors.positions))
     if (auto bad = check_list(call, {"positions", &tensors.positions}, DType::i32))
       return std::move(*bad);

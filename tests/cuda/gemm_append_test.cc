@@ -272,6 +272,7 @@ TEST(GemmOnGpuAppend, RefusesOtherCases) {
                             [](auto&, auto& args) { args.k_scale.data = &scale; },
                             [](auto&, auto& args) { args.recent.slots = &slot; },
                             [](auto&, auto& args) { args.k_norm.data = &scale; },
+                            [](auto&, auto& args) { args.channel_factors.data = &scale; },
                             [](auto&, auto& args) { args.hadamard_block = 16; },
                             [](auto&, auto& args) { args.v_pages.stride_head = 63; }};
   for (std::size_t i = 0; i < std::size(changes); ++i) {

@@ -27,7 +27,7 @@ class DeviceCall {
   Status run(Stream stream = nullptr, std::int64_t token = -1) {
     headrace_kv_append_tensors t = call_.tensors();
     for (headrace_tensor* x : {&t.k, &t.v, &t.k_pages, &t.v_pages, &t.q, &t.q_out, &t.cos, &t.sin,
-                               &t.q_norm_weight, &t.k_norm_weight})
+                               &t.q_norm_weight, &t.k_norm_weight, &t.channel_factors})
       if (x->rank > 0) to_device(*x);
     for (headrace_tensor* x : {&t.slot_mapping, &t.positions})
       if (x->rank > 0) x->device_type = HEADRACE_CUDA;
@@ -103,8 +103,8 @@ TEST(CudaKvAppend, WritesNormalisedAndRotatedHeads) {
 // Also with each option that it lacks, which goes to the general kernel.
 TEST(CudaKvAppend, WholeVectorsOfOneFormat) {
   HEADRACE_NEEDS_GPU(80);
-  bool AppendCase::*const kLacks[] = {nullptr, &AppendCase::has_hadamard, &AppendCase::has_q_norm,
-                                      &AppendCase::has_k_norm};
+  bool AppendCase::*const kLacks[] = {nullptr, &AppendCase::has_factors, &AppendCase::has_hadamard,
+                                      &AppendCase::has_q_norm, &AppendCase::has_k_norm};
   for (const DType dtype : {DType::bf16, DType::f16})
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves})
       for (const std::int64_t head_dim : {16, 48, 64, 128, 256})

@@ -31,7 +31,7 @@ struct AppendCase {
   std::int64_t rot_dim = 16;
   double attention_factor = 1;
   bool has_q = true, has_kv = true, has_q_norm = false, has_k_norm = false;
-  bool has_hadamard = false;
+  bool has_factors = false, has_hadamard = false;
   bool is_in_place = false, is_fused = true;  // q, k and v slices of one buffer
   std::vector<int> order = {0, 1, 2}, page_order = {0, 1, 2, 3};
   std::int64_t gap = 0, page_gap = 0;  // those of k, v, q_out, sin and v_pages are multiples
@@ -46,8 +46,8 @@ inline std::string text_of(const AppendCase& c) {
          number(c.page_size) + dtype_name(c.dtype) + ' ' + dtype_name(c.q_out_dtype) + ' ' +
          dtype_name(c.k_page_dtype) + ' ' + dtype_name(c.v_page_dtype) + " rotation " +
          number(c.rotation) + "layout " + number(c.layout) + "rot_dim " + number(c.rot_dim) +
-         "norms " + number(c.has_q_norm) + number(c.has_k_norm) + "hadamard " +
-         number(c.has_hadamard) + "seed " + number(c.seed);
+         "norms " + number(c.has_q_norm) + number(c.has_k_norm) + "factors " +
+         number(c.has_factors) + "hadamard " + number(c.has_hadamard) + "seed " + number(c.seed);
 }
 
 // Everything that a case does not fix is drawn from `random`.
@@ -87,6 +87,8 @@ inline AppendCase random_case(Random& random, DType dtype, DType page_dtype, Rot
   c.gap = random.pick({std::int64_t{0}, std::int64_t{1}, std::int64_t{16}});
   c.page_gap = random.pick({std::int64_t{0}, std::int64_t{5}, std::int64_t{8}});
   c.seed = random.next() % 1000000;
+  c.has_factors = random.chance(30);
+  if (c.has_factors) c.num_heads = c.num_kv_heads * random.between(1, 3);
   return c;
 }
 
@@ -114,6 +116,7 @@ class AppendCall {
       sin_ = filled(c.other_side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, 2 * c.gap, 1);
     }
     draw_slots();
+    make_factors();
   }
   AppendCall(const AppendCall&) = delete;
 
@@ -126,8 +129,8 @@ class AppendCall {
   // Every tensor with its memory, for copies to a device.
   std::vector<Tensor*> memory() {
     std::vector<Tensor*> all;
-    for (auto* x :
-         {&fused_, &q_, &k_, &v_, &q_out_, &k_pages_, &v_pages_, &q_norm_, &k_norm_, &cos_, &sin_})
+    for (auto* x : {&fused_, &q_, &k_, &v_, &q_out_, &k_pages_, &v_pages_, &q_norm_, &k_norm_,
+                    &cos_, &sin_, &factors_})
       if (*x) all.push_back(x->get());
     return all;
   }
@@ -154,6 +157,7 @@ class AppendCall {
       t.cos = cos_->view();
       t.sin = sin_->view();
     }
+    if (c_.has_factors) t.channel_factors = factors_->view();
     return t;
   }
   headrace_kv_append_options append_options() const {
@@ -178,9 +182,13 @@ class AppendCall {
   struct Expected {
     std::vector<double> values, tolerance;
   };
-  Expected expected_q() const { return rows_of(q_values_, c_.num_heads, c_.has_q_norm, *q_norm_); }
+  Expected expected_q() const {
+    return rows_of(q_values_, c_.num_heads, c_.has_q_norm, *q_norm_,
+                   [](double x, double factor) { return x * factor; });
+  }
   Expected expected_k() const {
-    return rows_of(k_values_, c_.num_kv_heads, c_.has_k_norm, *k_norm_);
+    return rows_of(k_values_, c_.num_kv_heads, c_.has_k_norm, *k_norm_,
+                   [](double x, double factor) { return x / factor; });
   }
   const Doubles& expected_v() const { return v_values_; }
 
@@ -256,6 +264,15 @@ class AppendCall {
     }
   }
 
+  // Powers of two: products and quotients are exact.
+  void make_factors() {
+    factors_ = std::make_unique<Tensor>(DType::f32, Shape{c_.num_kv_heads, c_.head_dim},
+                                        std::vector<int>{0, 1}, c_.gap);
+    Doubles values(static_cast<std::size_t>(c_.num_kv_heads * c_.head_dim));
+    for (double& value : values) value = std::ldexp(1.0, static_cast<int>(random_.between(-4, 8)));
+    factors_->set(values);
+  }
+
   // Cosine and sine of a pair, and their error in float units: 1 for the rounding, 2 for a GPU's
   // sine and cosine in float.
   struct Angle {
@@ -278,17 +295,25 @@ class AppendCall {
             (3 * kUnit + std::abs(angle) * 0x1p-50) * factor};
   }
 
-  Expected rows_of(const Doubles& x, std::int64_t num_heads, bool has_norm,
-                   const Tensor& norm) const {
+  // scaled(x, factor): an element and that of its channel.
+  template <class Scaled>
+  Expected rows_of(const Doubles& x, std::int64_t num_heads, bool has_norm, const Tensor& norm,
+                   Scaled scaled) const {
     Expected rows{x, Doubles(x.size())};
     const auto dim = static_cast<std::size_t>(c_.head_dim);
-    const Doubles weight = norm.values();
+    const Doubles weight = norm.values(), factors = factors_->values();
+    const auto heads = static_cast<std::size_t>(num_heads);
     for (std::size_t row = 0; row * dim < x.size(); ++row) {
       double* y = &rows.values[row * dim];
       double* error = &rows.tolerance[row * dim];
       if (has_norm) normalise(weight, y, error);
-      if (c_.rotation != Rotation::none)
-        rotate(row / static_cast<std::size_t>(num_heads), y, error);
+      if (c_.rotation != Rotation::none) rotate(row / heads, y, error);
+      for (std::size_t i = 0; c_.has_factors && i < dim; ++i) {
+        const auto group = heads / static_cast<std::size_t>(c_.num_kv_heads);
+        const double factor = factors[row % heads / group * dim + i];
+        y[i] = scaled(y[i], factor);
+        error[i] = scaled(error[i], factor);
+      }
       if (c_.has_hadamard) multiply_by_hadamard(y, error);
     }
     return rows;
@@ -383,7 +408,7 @@ class AppendCall {
   std::int64_t num_pages_;
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> slots_;
-  Owner fused_, q_, k_, v_, q_out_, k_pages_, v_pages_, q_norm_, k_norm_, cos_, sin_;
+  Owner fused_, q_, k_, v_, q_out_, k_pages_, v_pages_, q_norm_, k_norm_, cos_, sin_, factors_;
   Doubles q_values_, k_values_, v_values_;
 };
 

@@ -249,6 +249,15 @@ struct ElementwiseKernels {
     } else {
       rotate_pairs(x, x, scratch.cos, scratch.sin, args.rot_dim / 2);
     }
+  }
+
+  // What keeps every product of q and k, so that codes of k lose less.
+  static void spread_channels(const KvAppendArgs& args, int64_t head, bool is_k, float* x) {
+    if (const ChannelFactors& by = args.channel_factors; by.data != nullptr) {
+      const float* factors = by.data + (is_k ? head : head / by.group) * by.stride_head;
+      for (int64_t i = 0; i < args.head_dim; ++i)
+        x[i] = is_k ? x[i] / factors[i] : x[i] * factors[i];
+    }
     if (args.hadamard_block > 1)
       multiply_by_hadamard(args.hadamard_block, args.hadamard_scale, args.head_dim, x);
   }
@@ -403,6 +412,7 @@ struct ElementwiseKernels {
       read_row(from.dtype, from.data, token * from.stride_token + head * from.stride_head,
                args.head_dim, row.x);
       norm_and_rotate(args, scratch, q_norm, row.x);
+      spread_channels(args, head, false, row.x);
       write_row(to.dtype, to.data, token * to.stride_token + head * to.stride_head, args.head_dim,
                 row.x);
     }
@@ -417,6 +427,7 @@ struct ElementwiseKernels {
       read_row(k.dtype, k.data, token * k.stride_token + head * k.stride_head, args.head_dim,
                row.x);
       norm_and_rotate(args, scratch, k_norm, row.x);
+      spread_channels(args, head, true, row.x);
       store_head(args, slots, head, true, row.x);
       read_row(v.dtype, v.data, token * v.stride_token + head * v.stride_head, args.head_dim_v,
                row.x);

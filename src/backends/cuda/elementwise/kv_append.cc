@@ -85,8 +85,9 @@ bool takes_vectors(const KvAppendArgs& args, const Vectors& vectors) {
   const std::int64_t num_rows = args.num_heads + 2 * args.num_kv_heads;
   constexpr std::int64_t kMost = INT32_MAX / 2;
   return args.num_kv_heads > 0 && is_uniform && has_vectors && args.q_norm.data == nullptr &&
-         args.k_norm.data == nullptr && args.hadamard_block <= 1 && args.head_dim % 16 == 0 &&
-         args.head_dim_v == args.head_dim && args.rot_dim == args.head_dim &&
+         args.k_norm.data == nullptr && args.channel_factors.data == nullptr &&
+         args.hadamard_block <= 1 && args.head_dim % 16 == 0 && args.head_dim_v == args.head_dim &&
+         args.rot_dim == args.head_dim &&
          has_floats(tables.cos, tables.cos_dtype, tables.cos_stride) &&
          has_floats(tables.sin, tables.sin_dtype, tables.sin_stride) &&
          saturating_product({args.num_tokens, num_rows, args.head_dim}) < kMost &&

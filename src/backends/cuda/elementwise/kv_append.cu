@@ -195,6 +195,16 @@ __device__ inline void rotate_row(const KvAppendArgs& args, const float* cos, co
   __syncwarp();
 }
 
+// q times the factors of its channels, k over them. A quotient as IEEE has it: the bits of a CPU.
+__device__ inline void scale_channels(const KvAppendArgs& args, std::int64_t head, bool is_k,
+                                      int lane, float* x) {
+  const ChannelFactors& by = args.channel_factors;
+  const float* factors = by.data + (is_k ? head : head / by.group) * by.stride_head;
+  for (int i = lane; i < static_cast<int>(args.head_dim); i += kWarp)
+    x[i] = is_k ? __fdiv_rn(x[i], factors[i]) : x[i] * factors[i];
+  __syncwarp();
+}
+
 // Every block times the Hadamard matrix, by butterflies: the step doubles. A lane owns the
 // butterflies lane, lane + 32, ...
 __device__ inline void multiply_by_hadamard(const KvAppendArgs& args, int lane, float* x) {
@@ -292,6 +302,7 @@ __device__ inline void append_row(const Params& p, std::int64_t token, std::int6
     const NormWeight& weight = is_q ? args.q_norm : args.k_norm;
     if (weight.data != nullptr) norm_row(args, weight, lane, x);
     if (args.rot_dim > 0) rotate_row(args, cos, sin, lane, x);
+    if (args.channel_factors.data != nullptr) scale_channels(args, head, is_k, lane, x);
     if (args.hadamard_block > 1) multiply_by_hadamard(args, lane, x);
   }
   if (is_q) {
