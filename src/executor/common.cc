@@ -187,6 +187,11 @@ KvAppendArgs append_args(const KvView& kv, const AttentionSpec& spec, std::int64
   append.v_pages = page_rows(layer_of(kv, kv.v, layer), shape.v_dtype);
   append.layout = spec.rope_layout;
   if (!shape.has_codes()) return append;
+  if (shape.has_channel_factors())
+    append.channel_factors = {.data = spec.channel_factors.as<const float>() +
+                                      layer * shape.num_kv_heads * shape.head_dim,
+                              .stride_head = shape.head_dim,
+                              .group = spec.num_heads / shape.num_kv_heads};
   if (shape.has_hadamard()) {
     append.hadamard_block = hadamard_block(shape.head_dim);
     append.hadamard_scale = hadamard_scale(append.hadamard_block);

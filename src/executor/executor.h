@@ -35,6 +35,7 @@ struct AttentionSpec {
   std::int64_t window = 0;  // visible keys per query, including its own; 0: all
   RopeLayout rope_layout = RopeLayout::interleaved;
   Buffer rope_frequencies;  // double [rot_dim / 2]
+  Buffer channel_factors;   // float [num_layers, num_kv_heads, head_dim]; no data: none
 };
 
 // out = x * transpose(weights stacked along rows) + bias.

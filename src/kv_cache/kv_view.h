@@ -22,6 +22,12 @@ struct KvShape {
 
   constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
   constexpr std::int64_t recent_group() const { return recent_group_of(k_dtype); }
+  // Whether models divide keys by the factors of their channels: where a bias makes a few channels
+  // large, they would set the step of the whole head (docs/design/0008-channel-factors.md). Codes
+  // that are floats have a step for each magnitude, those with zero points for each channel.
+  constexpr bool has_channel_factors() const {
+    return has_key_bias && (k_dtype == DType::i8 || k_dtype == DType::i4x2);
+  }
   // Whether models multiply queries and keys with the Hadamard matrix: keys of 4 bits need it, but
   // where a bias makes a few channels large it spreads their error over all
   // (docs/design/0006-int4-keys.md).

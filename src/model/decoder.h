@@ -33,6 +33,7 @@ struct Decoder {
   std::optional<Weight> output;  // empty: tied to the embedding
   Buffer output_norm;            // float [hidden_size]
   Buffer rope_frequencies;       // double [rope_dim / 2]
+  Buffer channel_factors;        // float [num_layers, num_kv_heads, head_dim]; no data: no biases
   std::vector<LayerWeights> layers;
 
   const Weight& output_matrix() const { return output ? *output : embedding; }

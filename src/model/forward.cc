@@ -77,7 +77,8 @@ Status Decoder::forward(Executor& executor, const Batch& batch, const KvView& kv
   const AttentionSpec attention{.num_heads = config.num_heads,
                                 .window = config.window,
                                 .rope_layout = config.rope_layout,
-                                .rope_frequencies = rope_frequencies};
+                                .rope_frequencies = rope_frequencies,
+                                .channel_factors = channel_factors};
   HEADRACE_TRY(check_tokens("tokens", batch.tokens, batch.drawn_tokens != nullptr));
   HEADRACE_TRY(executor.begin_step(batch, kv, attention));
   Result<bool> is_repeated = executor.repeat_step(this, logits);

@@ -2,6 +2,7 @@
 // formats translate theirs.
 #include <set>
 
+#include "model/channel_factors.h"
 #include "model/decoder.h"
 #include "model/family.h"
 #include "weights/dequantise.h"
@@ -26,7 +27,9 @@ class Loader {
     for (const TensorInfo& tensor : file.tensors) total_bytes_ += tensor.bytes;
   }
 
-  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, Weight& out) {
+  // `values`, if not null: its elements, too.
+  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, Weight& out,
+              std::vector<float>* values = nullptr) {
     read(name, {rows, columns}, [&](const TensorInfo& tensor, const std::byte* data) -> Status {
       Result<Weight> prepared = executor_.prepare(tensor.type, rows, columns, data);
       if (!prepared.ok()) {
@@ -35,6 +38,9 @@ class Loader {
         return std::move(prepared.failure());
       }
       out = std::move(prepared.value());
+      if (values == nullptr) return std::nullopt;
+      values->resize(static_cast<std::size_t>(rows * columns));
+      dequantise(tensor.type, data, rows * columns, values->data());
       return std::nullopt;
     });
   }
@@ -116,20 +122,33 @@ class Loader {
   std::uint64_t done_bytes_ = 0, total_bytes_ = 0;
 };
 
-void load_layer(Loader& loader, const Config& config, std::int64_t layer, LayerWeights& out) {
+// factors: appends those of the layer if keys have biases.
+void load_layer(Loader& loader, const Config& config, std::int64_t layer, LayerWeights& out,
+                std::vector<float>& factors) {
   const std::string prefix = format_text("blk.{}.", layer);
   const std::int64_t hidden = config.hidden_size, ffn = config.ffn_size;
   const std::int64_t q = config.num_heads * config.head_dim;
   const std::int64_t k = config.num_kv_heads * config.head_dim;
   const std::int64_t v = config.num_kv_heads * config.head_dim_v;
-  loader.vectors({{prefix + "attn_norm.weight", hidden}}, out.attn_norm);
+  std::vector<float> norm, keys, bias;
+  loader.vector(prefix + "attn_norm.weight", hidden, norm);
+  loader.upload(norm, out.attn_norm);
   loader.matrix(prefix + "attn_q.weight", q, hidden, out.qkv[0]);
-  loader.matrix(prefix + "attn_k.weight", k, hidden, out.qkv[1]);
+  loader.matrix(prefix + "attn_k.weight", k, hidden, out.qkv[1],
+                config.has_qkv_bias ? &keys : nullptr);
   loader.matrix(prefix + "attn_v.weight", v, hidden, out.qkv[2]);
-  if (config.has_qkv_bias)
-    loader.vectors(
-        {{prefix + "attn_q.bias", q}, {prefix + "attn_k.bias", k}, {prefix + "attn_v.bias", v}},
-        out.qkv_bias);
+  if (config.has_qkv_bias) {
+    loader.vector(prefix + "attn_q.bias", q, bias);
+    loader.vector(prefix + "attn_k.bias", k, bias);
+    loader.vector(prefix + "attn_v.bias", v, bias);
+    loader.upload(bias, out.qkv_bias);
+    if (!loader.has_failed()) {
+      const std::vector<float> of_layer = channel_factors(
+          config, std::span(bias).subspan(static_cast<std::size_t>(q), static_cast<std::size_t>(k)),
+          row_variances(keys, norm));
+      factors.insert(factors.end(), of_layer.begin(), of_layer.end());
+    }
+  }
   loader.matrix(prefix + "attn_output.weight", hidden, config.num_heads * config.head_dim_v,
                 out.attn_output);
   loader.vectors({{prefix + "ffn_norm.weight", hidden}}, out.ffn_norm);
@@ -172,8 +191,10 @@ Result<Decoder> load_decoder(const ModelFile& file, Executor& executor,
     loader.matrix("output.weight", c.vocab_size, c.hidden_size, decoder.output.emplace());
   load_rope(loader, file, c, decoder.rope_frequencies);
   // num_layers is not trusted: a layer's tensors are read before memory for the next is reserved.
+  std::vector<float> factors;
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
-    load_layer(loader, c, layer, decoder.layers.emplace_back());
+    load_layer(loader, c, layer, decoder.layers.emplace_back(), factors);
+  if (!factors.empty()) loader.upload(factors, decoder.channel_factors);
   if (auto failure = loader.finish()) return std::move(*failure);
   return decoder;
 }
