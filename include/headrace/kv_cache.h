@@ -304,8 +304,8 @@ typedef struct headrace_kv_append_tensors {
                                       divides num_heads: elements of q are multiplied by the
                                       factor of their channel, those of k divided. So attention
                                       is unchanged, and large channels of k, as biases make them,
-                                      leave more of a scale to the others. For keys of int8, fp8
-                                      or int4; all keys of a cache alike */
+                                      leave more of a scale to the others. For keys of int8 or int4;
+                                      all keys of a cache alike */
 } headrace_kv_append_tensors;
 
 /** headrace_kv_append_tensors_init() for bindings that cannot use this header: struct_size is the

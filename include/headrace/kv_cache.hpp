@@ -344,7 +344,7 @@ struct KvAppendTensors {
   /// With pages of codes, borrowed: k_scale and v_scale are written, and k_recent and v_recent.
   const headrace_quantised_kv* quantised = nullptr;
   TensorView recent_slots{};  ///< i64 [num_tokens], with k_recent; negative: not stored
-  /// f32 [num_kv_heads, head_dim], powers of two: q times, k over them, for keys of codes.
+  /// f32 [num_kv_heads, head_dim], powers of two: q times, k over them, for int8 or int4 keys.
   TensorView channel_factors{};
 
   /// Converts to the C struct.

@@ -57,7 +57,7 @@ def kv_append(
         k_recent, v_recent: written: of codes, the second place of keys and values, unquantised; with recent_slots,
             int64 [num_tokens]. KvCache.quantised() and Batch have all of these.
         channel_factors: f32 [num_kv_heads, head_dim], powers of two: q is multiplied by them and k divided, which
-            changes no score: where some channels of keys that become codes are much larger than others.
+            changes no score: where some channels of int8 or int4 keys are much larger than others.
         stream: as in attention().
 
     Raises:
