@@ -93,18 +93,21 @@ TEST(CudaSparq, IsSparqInDouble) {
 
 TEST(CudaSparq, EqualEstimatesAreTheLowestKeys) {
   HEADRACE_NEEDS_GPU(80);
-  SparqCase c;
-  c.seqlen_k = 6000;
-  c.lengths = {6000, 2049};
-  c.num_keys = 3000;
-  SparqCall call(c);
-  call.q().set(Doubles(static_cast<std::size_t>(call.q().view().num_elements()), 0.0));
-  run_on_device(call);
-  std::vector<std::int64_t> want;
-  for (std::int64_t j = 0; j < 2998; ++j) want.push_back(j);
-  want.insert(want.end(), {5998, 5999});
-  EXPECT_EQ(call.keys(0, 1), want);
-  call.expect_sparq();
+  // A threshold in all values, candidates that are too many, and few.
+  for (const auto& [num_keys, length] : {std::pair{3000, 6000}, {40, 6000}, {40, 500}}) {
+    SparqCase c;
+    c.seqlen_k = length;
+    c.lengths = {length, 2 * length / 5};
+    c.num_keys = num_keys;
+    SparqCall call(c);
+    call.q().set(Doubles(static_cast<std::size_t>(call.q().view().num_elements()), 0.0));
+    run_on_device(call);
+    std::vector<std::int64_t> want;
+    for (std::int64_t j = 0; j < num_keys - 2; ++j) want.push_back(j);
+    want.insert(want.end(), {length - 2, length - 1});
+    EXPECT_EQ(call.keys(0, 1), want);
+    call.expect_sparq();
+  }
 }
 
 TEST(CudaSparq, BitsDependOnTheSequenceAlone) {

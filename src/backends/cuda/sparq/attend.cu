@@ -55,8 +55,10 @@ __device__ __forceinline__ float share_of(float score, float lse) {
   return score == -HUGE_VALF ? 0.0f : expf(score - lse);
 }
 
+// `most`: the largest ranks of a thread's sums of keys [0, size), at each place of four; 0 of none.
 __device__ inline void sum_over_group(const Params& p, const Unit& unit, const HeadResult* results,
-                                      float* sums) {
+                                      std::int64_t size, float* sums,
+                                      std::uint32_t (&most)[kKeysOfThread]) {
   const std::int64_t num_heads = group_size(p.args);
   const float* scores = p.memory.scores + head_row(p.args, unit, 0) * p.memory.key_stride;
   for (std::int64_t j = std::int64_t{threadIdx.x} * kKeysOfThread; j < unit.seqlen_k;
@@ -77,6 +79,10 @@ __device__ inline void sum_over_group(const Params& p, const Unit& unit, const H
       }
     }
     *reinterpret_cast<float4*>(sums + j) = sum;
+    const float of_key[] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int c = 0; c < kKeysOfThread; ++c)
+      if (j + c < size) most[c] = max(most[c], rank_of(of_key[c]));
   }
   __syncthreads();
 }
@@ -93,9 +99,10 @@ __device__ inline std::int64_t choose_keys(const Params& p, const Unit& unit, He
     float* sums =
         p.memory.p + (unit.batch_idx * a.num_kv_heads + unit.kv_head) * p.memory.key_stride;
     merge_partials(p, unit, results);
-    sum_over_group(p, unit, results, sums);
+    std::uint32_t most[kKeysOfThread] = {};
+    sum_over_group(p, unit, results, n - num_local, sums, most);
     if (num_keys > num_local)
-      select_largest(sums, n - num_local, num_keys - num_local, keys, smem.select);
+      select_largest(sums, n - num_local, num_keys - num_local, most, keys, smem.select);
   }
   for (std::int64_t i = thread; i < num_local; i += kAttendThreads)
     keys[num_keys - num_local + i] = static_cast<std::int32_t>(n - num_local + i);
