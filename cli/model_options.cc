@@ -241,8 +241,6 @@ void add_sparq_options(CLI::App& app, SessionChoice& choice) {
           ->group(kGroup);
   components->needs(keys);
   keys->needs(components);
-  for (const char* type : {"--kv-type", "--k-type", "--v-type"})
-    components->excludes(app.get_option(type));
 }
 
 const std::vector<std::string>& stored_types() {

@@ -39,7 +39,6 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
         "generate -m " + kModel + " Hi --sparq-r 4",
         "generate -m " + kModel + " Hi --sparq-k 4",
         "generate -m " + kModel + " Hi --sparq-r 4 --sparq-k 0",
-        "generate -m " + kModel + " Hi --sparq-r 4 --sparq-k 8 --k-type int8",
         std::string("chat"),
         "batch -m " + kModel,
         "batch -m " + kModel + " -f x --streams 0",
@@ -196,6 +195,19 @@ TEST(ModelProgram, SparqAttentionReadsNoMoreComponentsThanThereAre) {
   EXPECT_NE(result.out.find("--sparq-r 17 exceeds this model's 16 components of a key; lower"),
             std::string::npos)
       << result.out;
+}
+
+// Codes of few bits give another perplexity than whole keys.
+TEST(ModelProgram, SparqAttentionReadsQuantisedKeys) {
+  const std::string command = "perplexity -m " + kModel +
+                              " -w 64 -f " HEADRACE_GOLDEN_DIR
+                              "/text/prompts.txt --sparq-r 8 --sparq-k 16 --format csv";
+  const Result whole = run_program(command), codes = run_program(command + " --kv-type kivi2");
+  EXPECT_EQ(whole.exit_code, 0);
+  EXPECT_EQ(codes.exit_code, 0);
+  EXPECT_NE(whole.out, "");
+  EXPECT_NE(codes.out, "");
+  EXPECT_NE(codes.out, whole.out);
 }
 
 TEST(ModelProgram, AnUnansweredQuestionOfAScriptFails) {

@@ -35,7 +35,7 @@ _RARE_NAMES = {
     _structs.I64: "int64", _structs.I8: "int8", _structs.F8E4M3: "float8_e4m3fn", _structs.I4X2: "uint8",
     _structs.U4X2: "u4x2", _structs.U2X4: "u2x4",
 }  # fmt: skip
-_SLOTS, _CODED = ("slot_mapping", "recent_slots"), ("k", "v", "k_pages", "v_pages")
+_SLOTS, _CODED = ("slot_mapping", "recent_slots", "k_slots"), ("k", "v", "k_pages", "v_pages")
 
 
 class TensorSpec(NamedTuple):

@@ -169,5 +169,5 @@ def test_codes_are_their_scales_times_integers():
     plain = headrace.sparq_attention(q, *floats, components, **sizes)
     np.testing.assert_array_equal(codes[1], plain[1])
     np.testing.assert_allclose(codes[0], plain[0], atol=1e-5)
-    with pytest.raises(headrace.InvalidArgumentError, match="k_scale: not given, but k has codes"):
+    with pytest.raises(ValueError, match="k_scale: not given, but k has codes"):
         headrace.sparq_attention(q, k, v, components, num_components=8, num_keys=20)
