@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <list>
+#include <tuple>
 #include <vector>
 
 #include "backends/cuda/backend.h"
@@ -230,6 +231,45 @@ TEST(CudaSparq, RefusesMemoryOfTheHost) {
   const Status bad = sparq_attention(t, call.options(), {}, nullptr);
   ASSERT_TRUE(bad);
   EXPECT_EQ(bad->message.find("q"), 0u) << bad->message;
+}
+
+// While a call of the other data runs on another stream.
+TEST(CudaSparq, RepeatedCallsBesideOthersHaveTheSameBits) {
+  HEADRACE_NEEDS_GPU(80);
+  constexpr int kCalls = 3000;
+  cudaStream_t stream = nullptr, other_stream = nullptr;
+  HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&other_stream, cudaStreamNonBlocking));
+  SparqCase c;
+  c.head_dim = c.head_dim_v = 128;
+  c.num_components = 32;
+  c.local_window = 32;
+  c.has_mean = false;
+  for (const auto& [dtype, group, page_size, num_keys] :
+       {std::tuple{DType::bf16, 4, 0, 128}, {DType::f16, 9, 16, 128}, {DType::f32, 1, 64, 700}}) {
+    c.dtype = dtype;
+    c.group = group;
+    c.page_size = page_size;
+    c.num_keys = num_keys;
+    c.seqlen_k = 9000;
+    c.lengths = {9000, 4097, 5};
+    SparqCall call(c), other_call(c);
+    DeviceSparq on_device(call), other(other_call);
+    std::vector<unsigned char> first, out(call.out().bytes().size());
+    for (int i = 0; i < kCalls; ++i) {
+      ASSERT_FALSE(other.run(other_stream));
+      ASSERT_FALSE(on_device.run(stream));
+      HEADRACE_EXPECT_CUDA(cudaMemcpyAsync(out.data(), on_device.tensors().out.data, out.size(),
+                                           cudaMemcpyDeviceToHost, stream));
+      HEADRACE_EXPECT_CUDA(cudaMemsetAsync(on_device.tensors().out.data, 0xFF, out.size(), stream));
+      HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));
+      if (first.empty()) first = out;
+      ASSERT_EQ(out, first) << "call " << i;
+    }
+  }
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+  HEADRACE_EXPECT_CUDA(cudaStreamDestroy(stream));
+  HEADRACE_EXPECT_CUDA(cudaStreamDestroy(other_stream));
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ class PlainRow {
     const std::int64_t page = valid_page(p, unit.batch_idx, key);
     if (page >= 0)
       data_ =
-          static_cast<const E*>(x.data) + row_offset(x, page, key % p.args.page_size, unit.kv_head);
+          static_cast<const E*>(x.data) + row_offset(x, page, slot_in_page(p, key), unit.kv_head);
   }
   __device__ bool exists() const { return data_ != nullptr; }
   // Elements [c, min(c + 4, dim)), then zeros.

@@ -40,10 +40,15 @@ __device__ inline std::int64_t num_keys_of(const Params& p, std::int64_t batch_i
 // The page of a key, or -1 if block_table has none there.
 __device__ __forceinline__ std::int64_t valid_page(const Params& p, std::int64_t batch_idx,
                                                    std::int64_t key) {
-  const std::int64_t page = page_of(p.args, batch_idx, key / p.args.page_size);
+  const std::int64_t page =
+      page_of(p.args, batch_idx, p.by_page_size.divide(static_cast<int>(key)));
   if (page >= 0 && page < p.args.num_pages) return page;
   report_length_error(p.error_word, LengthError::block_table, batch_idx);
   return -1;
+}
+
+__device__ __forceinline__ std::int64_t slot_in_page(const Params& p, std::int64_t key) {
+  return key - p.by_page_size.divide(static_cast<int>(key)) * p.args.page_size;
 }
 
 __device__ __forceinline__ float warp_max(float x) {

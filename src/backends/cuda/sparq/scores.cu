@@ -1,6 +1,6 @@
-// Step 1 of SparQ attention: a CTA per chunk of keys of a sequence and KV head chooses the
-// components, and writes the estimated scores of the chunk with their maximum and sum of
-// exponentials.
+// Step 1 of SparQ attention: a CTA chooses the components of a sequence and KV head, and writes the
+// estimated scores of some chunks of its keys, with the maximum and the sum of exponentials of
+// each.
 #include <algorithm>
 
 #include "backends/cuda/runtime/launch.cuh"
@@ -37,22 +37,30 @@ __device__ void choose_components(const SparqArgs& a, const Chunk& chunk, Shared
     smem.magnitudes[c] = sum;
   }
   __syncthreads();
-  for (int c = thread; c < dim; c += kScoreThreads) {
+  // A warp per component counts those before it.
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  for (int c = warp; c < dim; c += kWarps) {
     const std::uint32_t mine = rank_of(smem.magnitudes[c]);
     int num_before = 0;
-    for (int i = 0; i < dim; ++i) {
+    for (int i = lane; i < dim; i += kWarp) {
       const std::uint32_t other = rank_of(smem.magnitudes[i]);
       num_before += other > mine || (other == mine && i < c);
     }
-    smem.is_chosen[c] = num_before < a.num_components;
+    num_before = __reduce_add_sync(~0u, num_before);
+    if (lane == 0) smem.is_chosen[c] = num_before < a.num_components;
   }
   __syncthreads();
-  for (int c = thread; c < dim; c += kScoreThreads) {
-    if (!smem.is_chosen[c]) continue;
-    int num_before = 0;
-    for (int i = 0; i < c; ++i) num_before += smem.is_chosen[i];
-    smem.components[num_before] = c;
-    smem.offsets[num_before] = c * a.components.stride_component;
+  int num_chosen = 0;
+  for (int first = 0; first < dim && warp == 0; first += kWarp) {
+    const int c = first + lane;
+    const bool is_chosen = c < dim && smem.is_chosen[c];
+    const unsigned chosen = __ballot_sync(~0u, is_chosen);
+    const int at = num_chosen + __popc(chosen & ((1u << lane) - 1));
+    if (is_chosen) {
+      smem.components[at] = c;
+      smem.offsets[at] = c * a.components.stride_component;
+    }
+    num_chosen += __popc(chosen);
   }
   __syncthreads();
 }
@@ -98,7 +106,7 @@ __device__ void score_keys(const Params& p, const Chunk& chunk, std::int64_t key
         key + i < chunk.seqlen_k ? valid_page(p, chunk.batch_idx, key + i) : -1;
     is_there[i] = page >= 0;
     row[i] = static_cast<const E*>(a.components.data) + chunk.kv_head * a.components.stride_head +
-             (is_there[i] ? page * a.components.stride_page + (key + i) % a.page_size : 0);
+             (is_there[i] ? page * a.components.stride_page + slot_in_page(p, key + i) : 0);
   }
 #pragma unroll
   for (int h = 0; h < kN; ++h)
@@ -197,15 +205,17 @@ __device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t
   __syncthreads();
 }
 
+// `is_first`: of the CTA's chunks of these queries.
 template <class E, int kN, bool kVec>
-__device__ void score_chunk(const Params& p, const Chunk& chunk, Shared& smem) {
+__device__ void score_chunk(const Params& p, const Chunk& chunk, bool is_first, Shared& smem) {
   const SparqArgs& a = p.args;
   const std::int64_t g = group_size(a);
   const std::int64_t key = chunk.first + std::int64_t{threadIdx.x} * kKeysOfThread;
-  choose_components<E>(a, chunk, smem);
   for (std::int64_t head = 0; head < g; head += kN) {
-    load_queries<E, kN>(a, chunk, head, smem);
-    __syncthreads();
+    if (is_first || g > kN) {
+      load_queries<E, kN>(a, chunk, head, smem);
+      __syncthreads();
+    }
     float scores[kN][kKeysOfThread];
     score_keys<E, kN, kVec>(p, chunk, key, smem, scores);
 #pragma unroll
@@ -222,22 +232,22 @@ __device__ void score_chunk(const Params& p, const Chunk& chunk, Shared& smem) {
 template <class E, int kN, bool kVec>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(const __grid_constant__ Params p) {
   __shared__ Shared smem;
-  const std::int64_t num_tasks = p.args.batch * p.args.num_kv_heads * p.memory.num_chunks;
+  const std::int64_t num_tasks = p.args.batch * p.args.num_kv_heads * p.num_parts;
   for (std::int64_t task = blockIdx.x; task < num_tasks; task += gridDim.x) {
-    const std::int64_t unit = task / p.memory.num_chunks;
-    Chunk chunk{unit / p.args.num_kv_heads, unit % p.args.num_kv_heads,
-                task % p.memory.num_chunks * kChunkKeys, 0};
+    const std::int64_t unit = task / p.num_parts, first = task % p.num_parts * kChunkKeys;
+    Chunk chunk{unit / p.args.num_kv_heads, unit % p.args.num_kv_heads, first, 0};
     chunk.seqlen_k = num_keys_of(p, chunk.batch_idx, false);
-    if (chunk.seqlen_k <= p.args.num_keys || chunk.first >= chunk.seqlen_k) continue;
-    score_chunk<E, kN, kVec>(p, chunk, smem);
+    if (chunk.seqlen_k <= p.args.num_keys || first >= chunk.seqlen_k) continue;
+    choose_components<E>(p.args, chunk, smem);
+    for (; chunk.first < chunk.seqlen_k; chunk.first += p.num_parts * kChunkKeys)
+      score_chunk<E, kN, kVec>(p, chunk, chunk.first == first, smem);
   }
 }
 
 }  // namespace
 
 Status launch_scores(const Params& params, Stream stream) {
-  const std::int64_t num_ctas =
-      params.args.batch * params.args.num_kv_heads * params.memory.num_chunks;
+  const std::int64_t num_ctas = params.args.batch * params.args.num_kv_heads * params.num_parts;
   const LaunchShape shape{.name = "sparq_scores",
                           .grid = dim3(static_cast<unsigned>(std::min(num_ctas, kMaxGridX))),
                           .block = dim3(kScoreThreads)};

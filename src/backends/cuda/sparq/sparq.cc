@@ -100,10 +100,15 @@ Status sparq_attention(const SparqArgs& args, int device_id, void* workspace, St
   if (args.batch == 0) return std::nullopt;
   Result<std::uint32_t*> word = error_word(device_id);
   if (!word.ok()) return std::move(word.failure());
-  sparq::Params params{
-      .args = args, .memory = {}, .vectors = vectors_of(args), .error_word = word.value()};
+  sparq::Params params{.args = args,
+                       .memory = {},
+                       .vectors = vectors_of(args),
+                       .num_parts = 1,
+                       .by_page_size = Divisor::of(args.page_size),
+                       .error_word = word.value()};
   const auto address = reinterpret_cast<std::uintptr_t>(workspace);
   lay_out(args, static_cast<char*>(workspace) + -address % kAlignment, params.memory);
+  params.num_parts = sparq::num_parts_of(args.batch * args.num_kv_heads, params.memory.num_chunks);
   if (params.memory.num_chunks > 0) HEADRACE_TRY(sparq::launch_scores(params, stream));
   return sparq::launch_attend(params, stream);
 }

@@ -1,9 +1,11 @@
 // Launches of SparQ attention: the kernel of step 1, the kernel of steps 2 and 3, and the append.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "backends/cuda/common/constants.h"
+#include "backends/cuda/common/divisor.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "core/kernel.h"
@@ -44,8 +46,18 @@ struct Params {
   SparqArgs args;
   Memory memory;
   Vectors vectors;
+  std::int64_t num_parts;  // CTAs of step 1 that share the chunks of a sequence and KV head
+  Divisor by_page_size;
   std::uint32_t* error_word;
 };
+
+// Choosing components takes a CTA as long as a chunk or two, so it has several where there are
+// enough for all multiprocessors, of which each holds three CTAs.
+inline constexpr std::int64_t kScoreCtas = 1536;
+constexpr std::int64_t num_parts_of(std::int64_t num_units, std::int64_t num_chunks) {
+  const std::int64_t parts = kScoreCtas / std::max<std::int64_t>(num_units, 1);
+  return std::clamp<std::int64_t>(parts, 1, std::max<std::int64_t>(num_chunks, 1));
+}
 
 Status launch_scores(const Params& params, Stream stream);
 Status launch_attend(const Params& params, Stream stream);
