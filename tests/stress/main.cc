@@ -1,6 +1,6 @@
-// headrace_stress: GPU kernels of attention and of products under stress. Repeats calls on shapes
-// with many tiles and lengths around every tile size, and compares their bits with those of the
-// first call, and the first call with a computation in double.
+// headrace_stress: GPU kernels of attention, of SparQ attention and of products under stress.
+// Repeats calls on shapes with many tiles and lengths around every tile size, and compares their
+// bits with those of the first call, and the first call with a computation in double.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +31,7 @@ struct Row {
   std::string refusal;  // reason of a kernel that refused its cases
 };
 
-using AnyCell = std::variant<Cell, ProductCell>;
+using AnyCell = std::variant<Cell, ProductCell, SparqCell>;
 
 struct Failure {
   std::string name, text;  // of a case, or of a row that ran none
@@ -63,6 +63,7 @@ std::vector<AnyCell> rows_named(const std::string& part) {
   };
   add(all_cells());
   add(product_cells());
+  add(sparq_cells());
   return cells;
 }
 std::string name_of(const AnyCell& any) {

@@ -69,6 +69,13 @@ CaseResult StressRunner::run(const ProductCase& c, double seconds) {
   return result;
 }
 
+CaseResult StressRunner::run(const SparqStressCase& c, double seconds) {
+  CaseResult result;
+  SparqStressCall call(c), other(c);
+  repeat(call, other, 0, seconds, result);
+  return result;
+}
+
 void StressRunner::repeat(RepeatedCall& call, RepeatedCall& other, int num_calls, double seconds,
                           CaseResult& result) {
   const double share = seconds / 4;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "stress/product_case.h"
+#include "stress/sparq_call.h"
 #include "stress/stress_call.h"
 
 namespace headrace::testing {
@@ -22,6 +23,7 @@ class StressRunner {
 
   CaseResult run(const StressCase& c, double seconds);
   CaseResult run(const ProductCase& c, double seconds);
+  CaseResult run(const SparqStressCase& c, double seconds);
 
  private:
   static constexpr int kCallsAtOnce = 32;  // enqueued before a synchronization
