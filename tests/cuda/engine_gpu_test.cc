@@ -32,7 +32,11 @@ INSTANTIATE_TEST_SUITE_P(
         Setup{"tiny_qwen2_f32.gguf", MatmulMode::normal, DType::bf16, gpu},
         Setup{"tiny_llama2_q4_0.gguf", MatmulMode::normal, DType::bf16, gpu},
         Setup{"tiny_llama3_f16.gguf", MatmulMode::normal, DType::bf16, gpu, DType::i8},
-        Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::f16, gpu, DType::i4x2}));
+        Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::f16, gpu, DType::i4x2},
+        Setup{"tiny_qwen2_f32.gguf", MatmulMode::normal, DType::bf16, gpu, DType::i8},
+        Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::bf16, gpu, DType::f8e4m3},
+        Setup{"tiny_llama2_q4_0.gguf", MatmulMode::normal, DType::f16, gpu, DType::u4x2},
+        Setup{"tiny_llama3_f16.gguf", MatmulMode::normal, DType::bf16, gpu, DType::u2x4}));
 
 }  // namespace
 }  // namespace headrace::engine
