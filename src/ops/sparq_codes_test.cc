@@ -6,6 +6,7 @@
 
 #include "backends/cpu/sparq/sparq.h"
 #include "tests/support/instruction_sets.h"
+#include "tests/support/run_sparq.h"
 #include "tests/support/sparq_codes_call.h"
 
 namespace headrace {
@@ -19,13 +20,7 @@ using testing::SparqCodesCase;
 const std::vector<const cpu::SparqOps*> kRunnable = testing::runnable(cpu::all_sparq_ops());
 
 void run_with(SparqCodesCall& call, const cpu::SparqOps& ops, int num_threads) {
-  Result<SparqArgs> args = validate_sparq(call.tensors(call.keys.tensors()), call.options());
-  ASSERT_TRUE(args.ok()) << args.failure().message;
-  DeviceInfo device = cpu_info().value();
-  device.num_units = num_threads;
-  std::vector<char> workspace(cpu::sparq_workspace_bytes(args.value(), device));
-  const Status bad = cpu::sparq_attention(args.value(), device, ops, workspace.data());
-  ASSERT_FALSE(bad) << bad->message;
+  testing::run_sparq(call.tensors(call.keys.tensors()), call.options(), ops, num_threads);
 }
 
 TEST(SparqCodes, IsAttentionOverTheChosenKeysOnEveryInstructionSet) {
@@ -92,8 +87,7 @@ TEST(SparqCodes, BitsDependNeitherOnThreadsNorOnTheBatch) {
   }
 }
 
-// NaN in codes, scales and recent keys that no chosen key has changes nothing: calls are made with
-// the pages of QuantisedCall, in which everything unused is NaN already.
+// New keys are one page, from the last token to the first.
 TEST(SparqCodes, TheAppendCopiesKeysFromSlotsOfTheirOwnAndSumsCodes) {
   Random random(9);
   for (int i = 0; i < 60; ++i) {
@@ -107,7 +101,6 @@ TEST(SparqCodes, TheAppendCopiesKeysFromSlotsOfTheirOwnAndSumsCodes) {
     std::ranges::fill(call.v_sum, 0.0f);
     const headrace_attention_tensors dense = call.keys.tensors();
     const headrace_sparq_tensors cache = call.tensors(dense);
-    // The new keys as one page, from the last one to the first.
     std::vector<std::int64_t> slots, k_slots;
     std::vector<std::int32_t> offsets{0};
     const auto* table = static_cast<const std::int32_t*>(dense.block_table.data);

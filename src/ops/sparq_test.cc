@@ -9,6 +9,7 @@
 #include "backends/cpu/sparq/select.h"
 #include "backends/cpu/sparq/sparq.h"
 #include "tests/support/instruction_sets.h"
+#include "tests/support/run_sparq.h"
 #include "tests/support/sparq_case.h"
 
 namespace headrace {
@@ -26,15 +27,8 @@ void expect_runs(SparqCall& call) {
   ASSERT_FALSE(bad) << bad->message;
 }
 
-// With a number of threads, which decides how units and keys are divided.
 void run_with(SparqCall& call, const cpu::SparqOps& ops, int num_threads) {
-  Result<SparqArgs> args = validate_sparq(call.tensors(), call.options());
-  ASSERT_TRUE(args.ok()) << args.failure().message;
-  DeviceInfo device = cpu_info().value();
-  device.num_units = num_threads;
-  std::vector<char> workspace(cpu::sparq_workspace_bytes(args.value(), device));
-  const Status bad = cpu::sparq_attention(args.value(), device, ops, workspace.data());
-  ASSERT_FALSE(bad) << bad->message;
+  testing::run_sparq(call.tensors(), call.options(), ops, num_threads);
 }
 
 TEST(Sparq, IsSparqInDoubleOnEveryInstructionSet) {

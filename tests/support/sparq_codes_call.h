@@ -8,6 +8,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/softmax_test_tensor.h"
 #include "ops/sparq.h"
 #include "support/quantised_call.h"
 
@@ -181,11 +182,8 @@ class SparqCodesCall {
       }
       // Scores of magnitude s err by head_dim u s in float, and s is below 200 here.
       const double error = 3e-4 * magnitude;
-      double rounding = 0x1p-24;
-      if (x.dtype == DType::f16) rounding = 0x1p-11;
-      if (x.dtype == DType::bf16) rounding = 0x1p-8;
       EXPECT_NEAR(keys.result(b, 0, head, d), want,
-                  error + rounding * (std::abs(want) + error) + 0x1p-24)
+                  error + rounding_of(x.dtype, std::abs(want) + error))
           << text_of(x) << " sequence " << b << " head " << head << " column " << d;
     }
   }
