@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <thread>
 
 #include "ceilings_cache.h"
 #include "command.h"
@@ -25,6 +26,7 @@ struct BenchOptions {
   std::vector<std::int64_t> threads;
   std::int64_t depth = 0;
   int reps = 5;
+  double rest = 0;  // seconds
   std::string device = "cpu";
   bool is_exact = false, is_fast = false;
   bool skips_ceilings = false;
@@ -174,6 +176,7 @@ class Bench {
     run_once(session, tokens, kind, options_.depth);  // touches memory, starts the threads
     for (int rep = 0; rep < options_.reps; ++rep) {
       show_line(test + " [" + std::to_string(rep + 1) + '/' + std::to_string(options_.reps) + ']');
+      std::this_thread::sleep_for(std::chrono::duration<double>(options_.rest));
       rates.push_back(static_cast<double>(count) / run_once(session, tokens, kind, options_.depth));
     }
     show_line("");
@@ -240,6 +243,10 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
   app->add_option("-r,--reps,--repetitions", options->reps, "runs of each test")
       ->transform(whole_number({1, 1000}))
       ->option_text("N [5]");
+  app->add_option("--rest", options->rest,
+                  "seconds without work before each run, off the power limit")
+      ->transform(real_number({0, 60}))
+      ->option_text("S [0]");
   app->add_flag("--exact", options->is_exact, "compute with f32 weights");
   add_fast_flag(*app, options->is_fast);
   app->add_flag("--no-ceilings", options->skips_ceilings,

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <set>
@@ -460,6 +461,14 @@ TEST(ModelProgram, ThePageSizeChangesNoResult) {
   EXPECT_EQ(
       json_of("bench model -p 4 -n 4 -r 1 --no-ceilings --page-size 3 -m " + kModel)["rows"].size(),
       2u);
+}
+
+TEST(ModelProgram, BenchRestsBeforeEachRun) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(
+      json_of("bench model -p 4 -n 4 -r 2 --rest 0.2 --no-ceilings -m " + kModel)["rows"].size(),
+      2u);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(800));
 }
 
 // Each of them, with and without a system prompt.

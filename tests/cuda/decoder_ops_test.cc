@@ -103,6 +103,21 @@ TEST_F(DecoderOps, SwiGluIsThatOfTheDefinition) {
   }
 }
 
+// Where e^-x leaves the range of floats.
+TEST_F(DecoderOps, SwiGluOfLargeGatesIsTheGateOrNothing) {
+  constexpr std::int64_t kWidth = 8;
+  constexpr float kGates[kWidth] = {-3e38f, -1000, -96, -89, 0, 89, 1000, 1e38f};
+  Stored x;
+  for (const float gate : kGates) x.push_back(bf16_from_float(gate));
+  x.insert(x.end(), kWidth, bf16_from_float(1));
+  const OnDevice<std::uint16_t> x_device(x), out{Stored(kWidth)};
+  ASSERT_FALSE(cuda::swiglu(
+      {.gate_up = x_device.data(), .out = out.data(), .num_rows = 1, .width = kWidth}, 0, nullptr));
+  const Stored got = out.read();
+  for (std::int64_t i = 0; i < kWidth; ++i)
+    EXPECT_EQ(at(got, i), kGates[i] < 0 ? 0 : at(x, i)) << kGates[i];
+}
+
 TEST_F(DecoderOps, ToBf16RoundsToNearestEven) {
   constexpr std::int64_t kCount = 4104;
   Random random(5);

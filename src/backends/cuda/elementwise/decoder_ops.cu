@@ -1,5 +1,6 @@
 // Kernels of a decoder between its products and attention. A thread has 8 elements at a time.
 #include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/silu.cuh"
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/elementwise/angle.h"
 #include "backends/cuda/elementwise/decoder_ops.h"
@@ -84,8 +85,6 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const RmsNorm p) {
     store_vec(p.out, row + at,
               rms::scaled(load_vec(p.x, row + at), scale, rms::load_weights(p.weight, at)));
 }
-
-__device__ __forceinline__ float silu(float x) { return x / (1 + expf(-x)); }
 
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwiGlu p) {
   griddep_launch_dependents();

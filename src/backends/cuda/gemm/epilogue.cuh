@@ -1,6 +1,7 @@
 // Writes elements of out.
 #pragma once
 
+#include "backends/cuda/common/silu.cuh"
 #include "backends/cuda/gemm/params.h"
 #include "backends/cuda/sm90/element.cuh"
 
@@ -24,10 +25,6 @@ __device__ __forceinline__ void store_out(const Output& out, std::int64_t i, flo
 template <class Element>
 __device__ __forceinline__ void store(const Output& out, std::int64_t i, float sum) {
   store_out<Element>(out, i, out.adds != 0 ? load_out<Element>(out, i) + sum : sum);
-}
-
-__device__ __forceinline__ float swiglu(float gate, float up) {
-  return gate / (1 + expf(-gate)) * up;
 }
 
 // Exchanges the first word with the second of the thread whose index differs in `mask`: of the
@@ -69,7 +66,7 @@ __device__ __forceinline__ void add_bias(const float* bias, float (&d)[kRows / 2
 template <int kRows>
 __device__ __forceinline__ void apply_swiglu(float (&d)[kRows / 2]) {
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) d[i] = swiglu(d[i], d[i + kRows / 4]);
+  for (int i = 0; i < kRows / 4; ++i) d[i] = silu(d[i]) * d[i + kRows / 4];
 }
 
 // Rows of out that are aligned and whole groups of 8. Groups of a quad are transposed four at a

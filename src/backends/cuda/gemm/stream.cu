@@ -273,7 +273,7 @@ struct OutElements {
       if (!exists(i)) continue;
       float sum = with_bias(d[i / 4][i % 4], first_row + row(i));
       if (p.tiles.is_paired != 0)
-        sum = swiglu(sum, with_bias(d[i / 4][i % 4 | 2], row(i) + p.out.rows_of_gate));
+        sum = silu(sum) * with_bias(d[i / 4][i % 4 | 2], row(i) + p.out.rows_of_gate);
       store_out<Element>(p.out, at(i), p.out.adds != 0 ? old[i] + sum : sum);
     }
   }

@@ -59,33 +59,59 @@ struct TileWalk {
   }
 };
 
+// What a CTA loads of a tile: its x, and its half of the weights, gate or up, or half of the rows.
 template <TileShape kShape>
-__device__ void load_tiles(const TileWalk& walk, const Maps& maps, StageRing ring) {
+struct TileLoads {
   using Layout = TileLayout<kShape>;
-  const bool is_paired = walk.p.tiles.is_paired != 0;
-  griddep_wait();
-  for (int tile = walk.first; tile < walk.count; tile += walk.stride) {
+  const TensorMap *x, *w;
+  int token, row;
+  int x_bytes;  // what the box leaves out of a tile is of no token, whatever it holds
+  u32 w_offset;
+
+  __device__ TileLoads(const TileWalk& walk, const Maps& maps, int tile) {
+    const bool is_paired = walk.p.tiles.is_paired != 0;
     const auto at = walk.position_of<kShape>(tile);
-    // This CTA's half of the weights: gate or up, or half of the rows.
-    const TensorMap* w = &maps.w[is_paired ? walk.rank : at.matrix];
-    const int row = is_paired ? at.row : at.row + walk.rank * (kShape.rows / kTileCluster);
-    const u32 to = static_cast<u32>(Layout::kXBytes + walk.rank * Layout::kHalfWBytes);
-    // What the box leaves out of a tile is of no token, whatever it holds.
     const int num_tokens = walk.p.num_tokens - at.token;
     const bool is_tail = num_tokens <= walk.p.tail_tokens;
-    const TensorMap* x = is_tail ? &maps.x_tail : &maps.x;
-    const int x_bytes = num_tokens <= 0 ? 0
-                        : is_tail       ? walk.p.tail_tokens * kSwizzleRowBytes
-                                        : Layout::kXBytes;
+    x = is_tail ? &maps.x_tail : &maps.x;
+    w = &maps.w[is_paired ? walk.rank : at.matrix];
+    token = at.token;
+    row = is_paired ? at.row : at.row + walk.rank * (kShape.rows / kTileCluster);
+    x_bytes = num_tokens <= 0 ? 0
+              : is_tail       ? walk.p.tail_tokens * kSwizzleRowBytes
+                              : Layout::kXBytes;
+    w_offset = static_cast<u32>(Layout::kXBytes + walk.rank * Layout::kHalfWBytes);
+  }
+  // Of a stage, for both CTAs. Before its x.
+  __device__ void load_weights(const StageRing& ring, int i) const {
+    mbarrier_arrive_expect_tx(ring.full(),
+                              static_cast<u32>(x_bytes + kTileCluster * Layout::kHalfWBytes));
+    cp_async_bulk_tensor_multicast(ring.data() + w_offset, w, ring.full(), kEvictNormal,
+                                   (1 << kTileCluster) - 1, i * kTileColumns, row);
+  }
+  __device__ void load_x(const StageRing& ring, int i) const {
+    if (x_bytes > 0)
+      cp_async_bulk_tensor_load(ring.data(), x, ring.full(), kEvictNormal, i * kTileColumns, token);
+  }
+};
+
+// The weights of the first stages do not depend on the kernel before this one, and are loaded while
+// it ends.
+template <TileShape kShape>
+__device__ void load_tiles(const TileWalk& walk, const Maps& maps, StageRing ring) {
+  const TileLoads<kShape> first(walk, maps, walk.first);
+  const int num_early = min(ring.num_stages, walk.p.num_stage_loads);
+  StageRing early = ring;
+  for (int i = 0; i < num_early; ++i, early.next()) first.load_weights(early, i);
+  griddep_wait();
+  for (int tile = walk.first; tile < walk.count; tile += walk.stride) {
+    const TileLoads<kShape> loads(walk, maps, tile);
     for (int i = 0; i < walk.p.num_stage_loads; ++i, ring.next()) {
-      mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(ring.full(),
-                                static_cast<u32>(x_bytes + kTileCluster * Layout::kHalfWBytes));
-      if (x_bytes > 0)
-        cp_async_bulk_tensor_load(ring.data(), x, ring.full(), kEvictNormal, i * kTileColumns,
-                                  at.token);
-      cp_async_bulk_tensor_multicast(ring.data() + to, w, ring.full(), kEvictNormal,
-                                     (1 << kTileCluster) - 1, i * kTileColumns, row);
+      if (tile != walk.first || i >= num_early) {
+        mbarrier_wait(ring.empty(), ring.parity ^ 1);
+        loads.load_weights(ring, i);
+      }
+      loads.load_x(ring, i);
     }
   }
   // The other CTA's last arrivals land before this CTA ends: an arrival at one that has ended is a
