@@ -25,7 +25,8 @@ TEST_F(Serve, AnswersEveryPath) {
       Json::parse(client
                       .ask(post("/v1/chat/completions",
                                 R"({"model": "tiny", "messages": [{"role": "user", "content": "a"}],
-                        "max_tokens": 3, "n": 2, "logprobs": true, "top_logprobs": 2})"))
+                        "max_tokens": 3, "ignore_eos": true, "n": 2, "logprobs": true,
+                        "top_logprobs": 2})"))
                       .body);
   ASSERT_EQ(chat["choices"].size(), 2u);
   EXPECT_EQ(chat["choices"][1]["index"], 1);
