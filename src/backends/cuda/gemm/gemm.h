@@ -56,7 +56,8 @@ constexpr std::string_view name_of(ProductKernel kernel) {
   return {};
 }
 
-// [rows, columns] in the memory of the device, rows contiguous.
+// [rows, columns] in the memory of the device, rows contiguous. A product reads it before the
+// kernel ahead on the stream has ended, so that kernel must not write it.
 struct Matrix {
   const void* data;
   std::int64_t rows;

@@ -57,9 +57,9 @@ struct TileParams {
 
 // Of the shapes for num_chains() the one with the least predicted time: the rounds of its tiles
 // over all clusters, times what a tile costs a CTA: its rows for each 64 tokens, and kStageRows, as
-// a stage takes time whatever its size; kTogether for tiles of both warpgroups, which load less,
-// but nothing is multiplied beside SwiGLU. The constants lose least over 112 products on an H200
-// and on an H100 (README.md).
+// a stage takes time whatever its size; kTogether for tiles of both warpgroups, which load less.
+// SwiGLU takes them as long again, as nothing is multiplied beside it. The constants lose least
+// over 112 products on an H200 and on an H100 (README.md).
 constexpr TileShape choose_tile_shape(const Product& p, int num_units) {
   constexpr double kStageRows = 45, kTogether = 0.88;
   const double together = p.has_swiglu ? 1 : kTogether;
