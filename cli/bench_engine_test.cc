@@ -1,6 +1,7 @@
 // headrace bench engine: counts that follow from its options, and rates of the time that it shows.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 
 #include "tests/support/program_json.h"
@@ -76,6 +77,44 @@ TEST(BenchEngine, TokensOfAStepAreBounded) {
   const std::string load = "--streams 3 --requests 3 -p 60 -n 5 ";
   EXPECT_EQ(rows_of(load)[0]["steps"], 5);
   EXPECT_GT(rows_of(load + "-b 70")[0]["steps"].get<int>(), 5);
+}
+
+// A trace has lengths of its own, and its requests come when it says.
+TEST(BenchEngine, TracesAreReplayed) {
+  const std::string path = ::testing::TempDir() + "/trace.jsonl";
+  const auto replay = [&](int last_ms) {
+    std::ofstream(path) << "{\"timestamp\": 0, \"input_length\": 6, \"output_length\": 4}\n"
+                        << "{\"timestamp\": " << last_ms
+                        << ", \"input_length\": 3, \"output_length\": 2}\n";
+    return rows_of("--streams 2 --trace " + path)[0];
+  };
+  const auto together = replay(0);
+  EXPECT_EQ(together["requests"], 2);
+  EXPECT_EQ(together["prompt_tokens"], 4.5);
+  EXPECT_EQ(together["answer_tokens"], 3);
+  EXPECT_EQ(together["steps"], 4);
+  expect_rates(together);
+  EXPECT_EQ(together["trace"], path);
+  EXPECT_EQ(rows_of("--streams 1 --requests 1 -p 1 -n 1")[0]["trace"], nullptr);
+  const auto several = rows_of("--streams 2,1 --trace " + path + " --trace " + path);
+  ASSERT_EQ(several.size(), 4u);
+  EXPECT_EQ(several[3]["steps"], 6);
+  const auto apart = replay(400);  // the first has ended, long ago
+  EXPECT_EQ(apart["steps"], 6);
+  EXPECT_GT(apart["seconds"], 0.4);
+  EXPECT_LT(apart["ttft_ms_p99"], 300) << "waits from its arrival, not from the start";
+  expect_rates(apart);
+}
+
+TEST(BenchEngine, TracesMustBeReadable) {
+  const std::string command = "bench engine --streams 1 -m " + kModel + " --trace ";
+  const std::string path = ::testing::TempDir() + "/wrong.jsonl";
+  std::ofstream(path) << "{}\n";
+  const auto wrong = run_program(command + path + " 2>&1");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_NE(wrong.out.find("wrong.jsonl:1: "), std::string::npos) << wrong.out;
+  EXPECT_NE(run_program(command + path + ".none").exit_code, 0);
+  EXPECT_EQ(run_program(command + path + " -n 5").exit_code, 2) << "lengths from two places";
 }
 
 TEST(BenchEngine, NamesWhatRan) {

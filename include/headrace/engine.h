@@ -44,8 +44,10 @@ typedef struct headrace_engine_options {
   int32_t no_prefix_cache; /**< 1: do not reuse the keys and values of equal prompts */
   int32_t k_dtype; /**< headrace_dtype of stored keys, as in headrace_session_options; default -1 */
   int32_t v_dtype; /**< the same of stored values */
-  /** Tokens of prompts in a step in which answers grow, which wait for them. 0: on a CPU as few as
-   * the bits of prompts allow, 129 or less; on a GPU max_batch_tokens. */
+  /** Most tokens of prompts in a step in which answers grow, which wait for them. 0: on a CPU as
+   * few as the bits of prompts allow, 129 or less; on a GPU max_batch_tokens. A GPU computes a
+   * quarter of the prompts that could be computed in such a step, and fills it to a multiple of
+   * 256 tokens. */
   int64_t max_prompt_tokens;
 } headrace_engine_options;
 

@@ -33,6 +33,7 @@ Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
         "max_batch_tokens={}: must be at least {}: a token of each of max_num_seqs={} sequences "
         "and a chunk of a prompt; pass more, or a smaller max_num_seqs",
         o.max_batch_tokens, least, o.max_num_seqs);
+  HEADRACE_TRY(check_at_least("prompt_tile", o.prompt_tile, 0, "pass 0 for steps of any size"));
   if (o.max_prompt_tokens != 0)
     HEADRACE_TRY(check_at_least("max_prompt_tokens", o.max_prompt_tokens,
                                 least_prompt_tokens(o.min_chunk),
@@ -164,8 +165,7 @@ Status Scheduler::schedule() {
   promote_overdue();
   HEADRACE_TRY(preempt_split_gangs());
   HEADRACE_TRY(schedule_decodes());
-  if (options_.max_prompt_tokens > 0 && !chunks_.empty())
-    budget_ = std::min(budget_, options_.max_prompt_tokens);
+  if (!chunks_.empty()) budget_ = prompt_budget();
   HEADRACE_TRY(schedule_prefills());
   HEADRACE_TRY(admit());
   if (!chunks_.empty()) ++step_;
@@ -211,6 +211,30 @@ Status Scheduler::schedule_decodes() {
       HEADRACE_TRY(reserve_chunk(*s, 1));
   }
   return std::nullopt;
+}
+
+// Tokens of prompts beside the decodes that are scheduled. Enough that a prompt advances.
+std::int64_t Scheduler::prompt_budget() const {
+  const std::int64_t most =
+      options_.max_prompt_tokens > 0 ? std::min(budget_, options_.max_prompt_tokens) : budget_;
+  if (options_.prompt_tile == 0) return most;
+  const std::int64_t quarter = ceil_div(num_prompt_tokens_left(4 * most), std::int64_t{4});
+  const std::int64_t num_decodes = options_.max_batch_tokens - budget_;
+  const std::int64_t num_tokens =
+      num_decodes + std::max(quarter, least_prompt_tokens(options_.min_chunk));
+  return std::min(most, round_up(num_tokens, options_.prompt_tile) - num_decodes);
+}
+
+// Of sequences that run, and of those that are next; counted no further than to `most`.
+std::int64_t Scheduler::num_prompt_tokens_left(std::int64_t most) const {
+  std::int64_t num_tokens = 0;
+  for (const Sequence* s : running_)
+    if (s->num_left() > 1) num_tokens += s->num_left();
+  std::int64_t num_free = options_.max_num_seqs - std::ssize(running_);
+  for (auto next = waiting_.begin(); next != waiting_.end() && num_free > 0 && num_tokens < most;
+       ++next, --num_free)
+    num_tokens += (*next)->num_left();
+  return std::min(num_tokens, most);
 }
 
 Status Scheduler::schedule_prefills() {

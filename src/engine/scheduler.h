@@ -3,10 +3,12 @@
 //
 // A step takes up to max_batch_tokens tokens: one of every sequence that decodes, then chunks of
 // prompts, then new sequences, as long as pages are free. Beside sequences that decode, prompts
-// have up to max_prompt_tokens, as those wait for the step. Order: priority, then arrival; after
-// max_age_steps steps a sequence ranks before all younger ones, so that none starves. If a sequence
-// needs a page and none is free, the last one in this order is preempted: its pages move to the
-// host if the cache has host pages, else it is computed anew later.
+// have up to max_prompt_tokens, as those wait for the step, and with prompt_tile a quarter of those
+// that could be computed: few prompts delay decodes little, and many soon have whole steps. Order:
+// priority, then arrival; after max_age_steps steps a sequence ranks before all younger ones, so
+// that none starves. If a sequence needs a page and none is free, the last one in this order is
+// preempted: its pages move to the host if the cache has host pages, else it is computed anew
+// later.
 //
 // Sequences of a gang (the beams of a search) run together: if one is preempted, all are, and they
 // start again together. So none holds pages while it waits for another one that has none.
@@ -42,6 +44,7 @@ constexpr std::int64_t least_prompt_tokens(std::int64_t min_chunk) { return 2 * 
 struct SchedulerOptions {
   std::int64_t max_batch_tokens = 512;
   std::int64_t max_prompt_tokens = 0;  // in a step with decodes; 0: those that are left
+  std::int64_t prompt_tile = 0;        // such steps have a multiple of so many tokens; 0: any
   std::int64_t max_num_seqs = 32;      // running sequences
   std::int64_t max_length = 0;         // tokens of a sequence; its pages must fit the cache
   std::int64_t min_chunk = 1;          // tokens of a prompt
@@ -148,6 +151,8 @@ class Scheduler {
   void promote_overdue();
   Status preempt_split_gangs();
   Status schedule_decodes();
+  std::int64_t prompt_budget() const;
+  std::int64_t num_prompt_tokens_left(std::int64_t most) const;
   Status schedule_prefills();
   Status add_prefill(Sequence& s);
   Status reserve_chunk(Sequence& s, std::int64_t num_tokens);

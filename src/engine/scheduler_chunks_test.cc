@@ -24,6 +24,7 @@ std::int64_t expected_chunk(std::int64_t left, std::int64_t budget, std::int64_t
 
 struct Sizes {
   std::int64_t min_chunk, max_batch_tokens, max_num_seqs = 1, page_size = 4;
+  std::int64_t max_prompt_tokens = 0, prompt_tile = 0;
 };
 
 struct Alone {
@@ -34,6 +35,8 @@ struct Alone {
                                                 .num_pages = 64})
                             .value())) {
     Result<Scheduler> made = Scheduler::make(cache, {.max_batch_tokens = sizes.max_batch_tokens,
+                                                     .max_prompt_tokens = sizes.max_prompt_tokens,
+                                                     .prompt_tile = sizes.prompt_tile,
                                                      .max_num_seqs = sizes.max_num_seqs,
                                                      .max_length = 64,
                                                      .min_chunk = sizes.min_chunk});
@@ -102,6 +105,56 @@ TEST(Chunks, AdvanceBesideAllThatDecode) {
         }
       }
     }
+}
+
+struct Backlog {
+  std::int64_t num_decodes;
+  std::vector<std::int64_t> prompts;  // that wait, of which the last may find no place
+};
+
+// Tokens of prompts in the steps until all that have a place are computed, beside decodes.
+std::vector<std::int64_t> steps_of(const Sizes& sizes, const Backlog& backlog) {
+  Alone alone(sizes);
+  std::vector<std::int64_t> decodes, steps;
+  for (std::int64_t i = 0; i < backlog.num_decodes; ++i)
+    decodes.push_back(alone.scheduler->add({1}, 0));
+  if (!decodes.empty()) alone.step();
+  std::int32_t first = 100;  // no page of one is another's
+  for (const std::int64_t length : backlog.prompts) {
+    Tokens prompt = prompt_of(length);
+    prompt[0] = first++;
+    alone.scheduler->add(std::move(prompt), 0);
+  }
+  for (;;) {
+    for (const std::int64_t decode : decodes) alone.scheduler->append(decode, 1);
+    std::int64_t num_tokens = -backlog.num_decodes;
+    for (const auto& [id, size] : alone.step()) num_tokens += size;
+    if (num_tokens == 0) return steps;
+    steps.push_back(num_tokens);
+  }
+}
+
+// Beside decodes a quarter of the prompts, in steps of whole tiles; alone as much as the step
+// takes.
+TEST(Chunks, ShareOutPromptsBesideDecodes) {
+  const Sizes sizes{.min_chunk = 1, .max_batch_tokens = 32, .max_num_seqs = 4, .prompt_tile = 8};
+  const auto expect_steps = [](const Sizes& s, const Backlog& backlog,
+                               const std::vector<std::int64_t>& steps) {
+    EXPECT_EQ(steps_of(s, backlog), steps) << backlog.num_decodes << " decodes";
+  };
+  expect_steps(sizes, {0, {40}}, {32, 8});
+  // 10 of 40 and 2 decodes: 16 tokens. 7 of 26: 16. Then one tile, as 3 of 12 are less.
+  expect_steps(sizes, {2, {40}}, {14, 14, 6, 6});
+  expect_steps(sizes, {2, {20, 20}}, {14, 14, 6, 6});
+  expect_steps(sizes, {2, {5}}, {5});
+  // With 3 decodes one sequence has a place: 5 of 20 in one tile, not 20 of 80 in three.
+  expect_steps(sizes, {3, {20, 60}}, {5, 5, 5, 5});
+  Sizes bounded = sizes;
+  bounded.max_prompt_tokens = 9;
+  expect_steps(bounded, {2, {40}}, {9, 9, 6, 6, 6, 4});
+  bounded = {.min_chunk = 5, .max_batch_tokens = 16, .max_num_seqs = 4, .prompt_tile = 8};
+  // 9 tokens, so that any prompt advances: 10 would leave fewer than 5.
+  expect_steps(bounded, {3, {14}}, {9, 5});
 }
 
 // What a sequence finds of an equal prompt: whole pages, such that what is left is a chunk. Prompts

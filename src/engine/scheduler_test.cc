@@ -29,12 +29,13 @@ std::int64_t num_steps() {
 struct Setting {
   std::int64_t page_size, num_pages, num_host_pages, min_chunk, max_batch_tokens, watermark_pages;
   bool has_prefix_cache;
-  std::int64_t max_prompt_tokens = 0;
+  std::int64_t max_prompt_tokens = 0, prompt_tile = 0;
 };
 
 void PrintTo(const Setting& s, std::ostream* out) {
   *out << s.page_size << "x" << s.num_pages << "+" << s.num_host_pages << ", chunks from "
-       << s.min_chunk << ", budget " << s.max_batch_tokens << ", prompts " << s.max_prompt_tokens;
+       << s.min_chunk << ", budget " << s.max_batch_tokens << ", prompts " << s.max_prompt_tokens
+       << ", tiles of " << s.prompt_tile;
 }
 
 struct Caches {
@@ -123,6 +124,7 @@ class RandomSchedules : public ::testing::TestWithParam<Setting> {
   Scheduler scheduler_ =
       std::move(Scheduler::make(caches_.cache, {.max_batch_tokens = GetParam().max_batch_tokens,
                                                 .max_prompt_tokens = GetParam().max_prompt_tokens,
+                                                .prompt_tile = GetParam().prompt_tile,
                                                 .max_num_seqs = kMaxSeqs,
                                                 .max_length = kMaxLength,
                                                 .min_chunk = GetParam().min_chunk,
@@ -278,7 +280,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{4, 12, 0, 5, 16, 2, true}, Setting{4, 13, 20, 7, 64, 0, true},
                       Setting{3, 16, 0, 12, 80, 3, true}, Setting{7, 7, 0, 4, 12, 0, false},
                       Setting{64, 3, 4, 6, 17, 0, false}, Setting{4, 30, 0, 4, 64, 0, true, 7},
-                      Setting{4, 13, 20, 7, 64, 0, true, 15}));
+                      Setting{4, 13, 20, 7, 64, 0, true, 15},
+                      Setting{4, 30, 0, 3, 64, 0, true, 0, 8},
+                      Setting{4, 13, 20, 5, 64, 0, true, 15, 4}));
 
 // ---- the order of a few sequences ----
 
@@ -467,7 +471,8 @@ TEST(SchedulerOptions, AreChecked) {
             "num_pages=8: must be at least 9, the pages of a sequence of 33 tokens; pass more "
             "pages or a smaller context");
   for (const auto field : {&SchedulerOptions::watermark_pages, &SchedulerOptions::max_age_steps,
-                           &SchedulerOptions::min_chunk, &SchedulerOptions::max_length})
+                           &SchedulerOptions::min_chunk, &SchedulerOptions::max_length,
+                           &SchedulerOptions::prompt_tile})
     EXPECT_NE(message([&](auto& o) { o.*field = -1; }).find("=-1: must be at least "),
               std::string::npos);
 }
