@@ -108,7 +108,7 @@ class Listener final : public Executor {
   MatmulMode mode() const override { return to_.mode(); }
   Stream stream() const override { return to_.stream(); }
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                         const std::byte* blocks) override {
+                         const WeightBlocks& blocks) override {
     return to_.prepare(format, rows, columns, blocks);
   }
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {

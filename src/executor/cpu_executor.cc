@@ -28,8 +28,10 @@ class CpuExecutor final : public Executor {
   Stream stream() const override { return nullptr; }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                         const std::byte* blocks) override {
-    return cpu::pack_matrix(format, rows, columns, blocks, mode_, device_.info());
+                         const WeightBlocks& blocks) override {
+    Result<const std::byte*> data = blocks.all();
+    if (!data.ok()) return std::move(data.failure());
+    return cpu::pack_matrix(format, rows, columns, data.value(), mode_, device_.info());
   }
 
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {

@@ -10,7 +10,7 @@
 #include "executor/common.h"
 #include "executor/cuda_step.h"
 #include "executor/kernel_names.h"
-#include "weights/dequantise.h"
+#include "executor/weight_uploader.h"
 
 namespace headrace {
 namespace {
@@ -48,7 +48,7 @@ class CudaExecutor final : public Executor {
   Stream stream() const override { return stream_.get(); }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                         const std::byte* blocks) override;
+                         const WeightBlocks& blocks) override;
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {
     return activations_.alloc(device_, stream_.get(), num_rows, width, dtype);
   }
@@ -131,27 +131,17 @@ class CudaExecutor final : public Executor {
   } on_device_{};
 
   cuda_step::Graphs graphs_;
+  WeightUploader uploader_{device_};
 };
 
 Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                                     const std::byte* blocks) {
+                                     const WeightBlocks& blocks) {
   if (columns % kColumnMultiple != 0)
     return unsupported(
         "a matrix of {} rows and {} columns: on a CUDA device the columns must be a multiple of "
         "{}; load the model on the CPU",
         rows, columns, kColumnMultiple);
-  const std::size_t bytes = bytes_of(rows, columns, kDType);
-  std::vector<std::uint16_t> elements;  // of other types
-  if (format != WeightType::bf16) elements = bf16_rows(format, rows, columns, blocks);
-  const void* data = blocks;
-  if (!elements.empty()) data = elements.data();
-  Weight weight{
-      .format = format, .rows = rows, .columns = columns, .data = device_.upload(data, bytes)};
-  if (weight.data.data() != nullptr) return weight;
-  return Failure{ErrorCode::out_of_memory,
-                 format_text("no memory for {} bytes of weights on cuda:{}; free device memory or "
-                             "use a smaller model",
-                             bytes, id_)};
+  return uploader_.upload(format, rows, columns, blocks, stream_.get());
 }
 
 Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {

@@ -18,6 +18,7 @@
 #include "kv_cache/kv_view.h"
 #include "runtime/device.h"
 #include "weights/weight.h"
+#include "weights/weight_source.h"
 
 namespace headrace {
 
@@ -58,10 +59,10 @@ class Executor {
   // them. Null on a CPU.
   virtual Stream stream() const = 0;
 
-  // Packs a matrix [rows, columns] of a model file, in host memory, for the device. unsupported,
-  // out_of_memory.
+  // Packs a matrix [rows, columns] of a model file for the device. unsupported, out_of_memory, and
+  // those of reading the file.
   virtual Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                                 const std::byte* blocks) = 0;
+                                 const WeightBlocks& blocks) = 0;
 
   // Allocates activations, valid until the next begin_step. The n-th call of a step reuses the
   // memory of the n-th call of earlier steps, so that no step after the largest one allocates.

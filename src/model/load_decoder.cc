@@ -30,28 +30,23 @@ class Loader {
   // `values`, if not null: its elements, too.
   void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, Weight& out,
               std::vector<float>* values = nullptr) {
-    read(name, {rows, columns}, [&](const TensorInfo& tensor, const std::byte* data) -> Status {
-      Result<Weight> prepared = executor_.prepare(tensor.type, rows, columns, data);
-      if (!prepared.ok()) {
-        prepared.failure().message =
-            format_text("{}: '{}': {}", file_.path, name, prepared.failure().message);
-        return std::move(prepared.failure());
-      }
+    read(name, {rows, columns}, [&](const TensorInfo& tensor) -> Status {
+      const WeightBlocks blocks(source_, tensor);
+      Result<Weight> prepared = executor_.prepare(tensor.type, rows, columns, blocks);
+      if (!prepared.ok()) return named(name, std::move(prepared.failure()));
       out = std::move(prepared.value());
       if (values == nullptr) return std::nullopt;
       values->resize(static_cast<std::size_t>(rows * columns));
-      dequantise(tensor.type, data, rows * columns, values->data());
-      return std::nullopt;
+      return elements_of(tensor, rows * columns, values->data());
     });
   }
 
   // Appends the elements to `out`.
   void vector(const std::string& name, std::int64_t elements, std::vector<float>& out) {
-    read(name, {elements}, [&](const TensorInfo& tensor, const std::byte* data) -> Status {
+    read(name, {elements}, [&](const TensorInfo& tensor) -> Status {
       const std::size_t begin = out.size();
       out.resize(begin + static_cast<std::size_t>(elements));
-      dequantise(tensor.type, data, elements, out.data() + begin);
-      return std::nullopt;
+      return elements_of(tensor, elements, out.data() + begin);
     });
   }
 
@@ -95,6 +90,20 @@ class Loader {
   }
 
  private:
+  // Failures of reading name the file.
+  Failure named(const std::string& tensor, Failure failure) const {
+    if (!failure.message.starts_with(file_.path))
+      failure.message = format_text("{}: '{}': {}", file_.path, tensor, failure.message);
+    return failure;
+  }
+
+  Status elements_of(const TensorInfo& tensor, std::int64_t elements, float* out) {
+    Result<const std::byte*> data = source_.read(tensor);
+    if (!data.ok()) return std::move(data.failure());
+    dequantise(tensor.type, data.value(), elements, out);
+    return std::nullopt;
+  }
+
   template <class Use>
   void read(const std::string& name, const Shape& shape, Use use) {
     if (failure_) return;
@@ -106,8 +115,7 @@ class Loader {
                                          shape_text(tensor->shape), shape_text(shape)));
     } else {
       taken_.insert(name);
-      Result<const std::byte*> data = source_.read(*tensor);
-      failure_ = data.ok() ? use(*tensor, data.value()) : Status(std::move(data.failure()));
+      failure_ = use(*tensor);
       done_bytes_ += tensor->bytes;
       if (!failure_ && options_.progress) failure_ = options_.progress(done_bytes_, total_bytes_);
     }

@@ -27,7 +27,8 @@ MatmulMode OperatorRecorder::mode() const {
 
 DType OperatorRecorder::activation_dtype() const { return is_cuda() ? DType::bf16 : DType::f32; }
 
-Result<Weight> OperatorRecorder::prepare(WeightType, std::int64_t, std::int64_t, const std::byte*) {
+Result<Weight> OperatorRecorder::prepare(WeightType, std::int64_t, std::int64_t,
+                                         const WeightBlocks&) {
   return Weight{};
 }
 

@@ -36,7 +36,7 @@ class OperatorRecorder final : public Executor {
   MatmulMode mode() const override;
   Stream stream() const override { return executor_ == nullptr ? nullptr : executor_->stream(); }
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
-                         const std::byte* blocks) override;
+                         const WeightBlocks& blocks) override;
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override;
   Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) override;
   Status embed(const Weight& embedding, const Rows& out) override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/dtype.h"
 
@@ -147,17 +148,14 @@ void dequantise(WeightType type, const std::byte* data, std::int64_t elements, f
   }
 }
 
-std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
-                                     const std::byte* blocks) {
-  const WeightTypeInfo& type = info_of(format);
-  const std::int64_t row_bytes = columns / type.block_elements * type.block_bytes;
-  std::vector<std::uint16_t> elements(static_cast<std::size_t>(rows * columns));
+void bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns, const std::byte* blocks,
+               std::uint16_t* out) {
+  const std::int64_t row_bytes = info_of(format).bytes_of(columns);
   std::vector<float> row(static_cast<std::size_t>(columns));
   for (std::int64_t r = 0; r < rows; ++r) {
     dequantise(format, blocks + r * row_bytes, columns, row.data());
-    std::transform(row.begin(), row.end(), elements.begin() + r * columns, bf16_from_float);
+    std::transform(row.begin(), row.end(), out + r * columns, bf16_from_float);
   }
-  return elements;
 }
 
 }  // namespace headrace

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "weights/weight_type.h"
 
@@ -14,7 +13,7 @@ namespace headrace {
 void dequantise(WeightType type, const std::byte* data, std::int64_t elements, float* out);
 
 // The rows of a matrix [rows, columns] as bf16; columns are whole blocks.
-std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
-                                     const std::byte* blocks);
+void bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns, const std::byte* blocks,
+               std::uint16_t* out);
 
 }  // namespace headrace

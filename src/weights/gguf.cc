@@ -233,8 +233,7 @@ class HeaderReader {
     if (tensor.shape.back() % info.block_elements != 0)
       fail("tensor '{}' has rows of {} elements, {} requires a multiple of {}", tensor.name,
            tensor.shape.back(), info.name, info.block_elements);
-    auto bytes =
-        static_cast<std::uint64_t>(tensor.shape.back() / info.block_elements * info.block_bytes);
+    auto bytes = static_cast<std::uint64_t>(info.bytes_of(tensor.shape.back()));
     for (std::size_t i = 0; i + 1 < tensor.shape.size(); ++i) {
       const auto rows = static_cast<std::uint64_t>(tensor.shape[i]);
       if (bytes > file_bytes_ / rows)

@@ -24,7 +24,7 @@ std::int64_t elements_of(const TensorInfo& tensor) {
 
 std::uint64_t bytes_of(WeightType type, std::int64_t elements) {
   const WeightTypeInfo& info = info_of(type);
-  return static_cast<std::uint64_t>(elements / info.block_elements * info.block_bytes);
+  return static_cast<std::uint64_t>(info.bytes_of(elements));
 }
 
 // Elements [first, first + out.size()) of tensor `idx`.

@@ -17,6 +17,10 @@ struct WeightTypeInfo {
   std::uint32_t gguf_id;        // type id in GGUF files
   std::int64_t block_elements;  // a row is a whole number of blocks
   std::int64_t block_bytes;
+
+  std::int64_t bytes_of(std::int64_t elements) const {  // whole blocks
+    return elements / block_elements * block_bytes;
+  }
 };
 
 std::span<const WeightTypeInfo> weight_types();

@@ -308,7 +308,8 @@ TEST(DecoderOnGpuErrors, ColumnsThatAreNoMultipleOfEight) {
   const Result<Weight> weight =
       make_executor(*device, MatmulMode::normal)
           .value()
-          ->prepare(WeightType::f32, 3, 12, reinterpret_cast<const std::byte*>(matrix.data()));
+          ->prepare(WeightType::f32, 3, 12,
+                    WeightBlocks(reinterpret_cast<const std::byte*>(matrix.data())));
   ASSERT_FALSE(weight.ok());
   EXPECT_EQ(weight.failure().code, ErrorCode::unsupported);
   EXPECT_EQ(weight.failure().message,

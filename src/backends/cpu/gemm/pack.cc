@@ -219,7 +219,7 @@ void pack_float_row(WeightType type, const Stored& stored, int rows, int row, in
   float values[256];
   for (int64_t first = 0; first < columns; first += 256) {
     const int64_t count = std::min<int64_t>(256, columns - first);
-    const std::byte* from = weights + first / info.block_elements * info.block_bytes;
+    const std::byte* from = weights + info.bytes_of(first);
     if (type != stored.type) dequantise(type, from, count, values);
     for (int64_t i = 0; i < count; ++i) {
       uint8_t* to = panel + element_offset(stored, rows, row, first + i);
@@ -247,7 +247,7 @@ void pack_panel(WeightType type, const Stored& stored, int panel_rows, int64_t r
   const int64_t bytes = panel_bytes(stored, panel_rows, columns);
   std::memset(panel, 0, static_cast<std::size_t>(bytes));
   const WeightTypeInfo& info = info_of(type);
-  const int64_t row_bytes = columns / info.block_elements * info.block_bytes;
+  const int64_t row_bytes = info.bytes_of(columns);
   auto* to = reinterpret_cast<uint8_t*>(panel);
   for (int row = 0; row < rows; ++row, weights += row_bytes) {
     if (is_quantised(stored.type))
