@@ -207,7 +207,8 @@ class AsyncEngine:
             RuntimeError: the device is lost, or the engine was closed.
         """
         tokens = self._llm._prompt_tokens(prompt)
-        return self._outputs(tokens, Options(params or SamplingParams()), num_logprobs, priority, cache_salt)
+        options = Options(params or SamplingParams(), self._llm._grammars)
+        return self._outputs(tokens, options, num_logprobs, priority, cache_salt)
 
     async def generate(
         self,
@@ -221,7 +222,7 @@ class AsyncEngine:
 
         RuntimeError also where a completion fails: the message says why.
         """
-        options = Options(params or SamplingParams())
+        options = Options(params or SamplingParams(), self._llm._grammars)
         tokens = self._llm._prompt_tokens(prompt)
         request = Collector(tokens, options.n)
         async for output in self._outputs(tokens, options, 0, priority, cache_salt):

@@ -135,7 +135,7 @@ class Engine:
             ValueError: an argument; the prompt is empty or does not fit max_context.
             BusyError: there are max_requests; poll, and add it later.
         """
-        options = Options(params or SamplingParams())
+        options = Options(params or SamplingParams(), self._llm._grammars)
         tokens = self._llm._prompt_tokens(prompt)
         return self._add(tokens, options, num_logprobs, priority, cache_salt, beam_width, length_penalty)
 
@@ -155,6 +155,7 @@ class Engine:
         request.tokens, request.num_tokens = array, len(array)
         for name in ("sampling", "max_new_tokens", "stop", "num_stop", "ignore_end"):
             setattr(request, name, getattr(options.c, name))
+        request.grammar = options.c.grammar
         request.n = options.n
         request.priority = _plans.to_integer("priority", priority, 64)
         request.cache_salt = _plans.to_integer("cache_salt", cache_salt, 64)

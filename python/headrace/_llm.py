@@ -18,6 +18,7 @@ from . import _devices, _plans, _structs
 from ._async_engine import AsyncEngine
 from ._engine import generate_batch
 from ._kv_cache import code_dtype
+from ._grammar import Grammars
 from ._library import LIBRARY, check
 from ._outputs import Generation
 from ._sampling import Options, SamplingParams, c_text, to_seed
@@ -187,6 +188,7 @@ class LLM:
         self._handle = Handle()
         check(load(ctypes.byref(options), ctypes.byref(self._handle)))
         self._handle.own()
+        self._grammars = Grammars(self._handle)
         self._async_engine: AsyncEngine | None = None
         self._lock = threading.Lock()  # guards _async_engine
         self._info = self._read_info()
@@ -338,7 +340,7 @@ class LLM:
             MemoryError: the KV cache does not fit.
             RuntimeError: the logits of a prompt are NaN, which means damaged weights.
         """
-        options = Options(params or SamplingParams())
+        options = Options(params or SamplingParams(), self._grammars)
         if _is_prompt(prompts):
             return self._complete(self._prompt_tokens(prompts), options)
         return generate_batch(self, [self._prompt_tokens(prompt) for prompt in prompts], options)
@@ -366,7 +368,7 @@ class LLM:
 
     async def stream_async(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
         """stream() for asyncio, on the engine of generate_async(). Closing the iterator ends it."""
-        options = Options(params or SamplingParams())
+        options = Options(params or SamplingParams(), self._grammars)
         _check_one(options)
         outputs = self._engine().stream(prompt, params)
         async with contextlib.aclosing(outputs):
@@ -392,7 +394,8 @@ class LLM:
         template: str | None = None,
     ) -> Generation:
         """Answers a conversation. Arguments and errors: chat_tokens() and generate()."""
-        return self._complete(self.chat_tokens(messages, template=template), Options(params or SamplingParams()))
+        options = Options(params or SamplingParams(), self._grammars)
+        return self._complete(self.chat_tokens(messages, template=template), options)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Like generate() of one completion, as an iterator over pieces of its text.
@@ -412,7 +415,7 @@ class LLM:
         return self._stream(self.chat_tokens(messages, template=template), params)
 
     def _stream(self, tokens: list[int], params: SamplingParams | None) -> Iterator[str]:
-        options = Options(params or SamplingParams())
+        options = Options(params or SamplingParams(), self._grammars)
         _check_one(options)
         return pieces(self._start(tokens, options, 1), tokens, options)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _plans, _structs
 from ._library import LIBRARY, check
+
+if TYPE_CHECKING:
+    from ._grammar import Grammars
 
 _MAX_COMPLETIONS = 1024
 
@@ -32,6 +35,9 @@ class SamplingParams:
         stop: strings that end a completion; they are not part of its text.
         ignore_eos: continue past end-of-text tokens.
         order: of temperature and filters: "vllm", "transformers" or "llama.cpp".
+        json_schema, regex, grammar: what each completion matches: JSON that is valid under a schema (a dict, or its
+            text), a regular expression, or a grammar in GBNF. One of them. A completion that ends with "length" is
+            the beginning of a match.
     """
 
     n: int = 1
@@ -48,6 +54,9 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     order: Literal["vllm", "transformers", "llama.cpp"] = "vllm"
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 def c_text(name: str, text: str) -> bytes:
@@ -70,7 +79,7 @@ def to_seed(value: int) -> int:
 class Options:
     """headrace_generation_options of SamplingParams, with the memory that they point into."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, grammars: Grammars) -> None:
         number, integer = _plans.to_number, _plans.to_integer
         if params.order not in _structs.ORDER_NAMES:
             raise ValueError(f"order={params.order!r}: must be one of {', '.join(map(repr, _structs.ORDER_NAMES))}")
@@ -102,3 +111,5 @@ class Options:
         self.c.stop = self._stop
         self.c.num_stop = len(stop)
         self.c.ignore_end = bool(params.ignore_eos)
+        self._grammar = grammars.of(params)
+        self.c.grammar = self._grammar.handle if self._grammar else None

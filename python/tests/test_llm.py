@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace import LLM, SamplingParams, _sampling
+from headrace import LLM, SamplingParams, _grammar, _sampling
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "tiny"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the models are in the tree")
@@ -32,10 +32,13 @@ SETTINGS = {
     "stop": ["a", "bc"], "ignore_eos": True, "order": "llama.cpp",
 }  # fmt: skip
 
+GRAMMARS = ("json_schema", "regex", "grammar")  # test_grammar.py
+
 
 def arrived(params):
     """The fields of SamplingParams as the library gets them."""
-    options = _sampling.Options(params)
+    options = _sampling.Options(params, _grammar.Grammars(None))
+    assert options.c.grammar is None
     c, sampling = options.c, options.c.sampling.contents
     of_c = {"n": options.n, "max_tokens": c.max_new_tokens or None, "ignore_eos": bool(c.ignore_end)}
     of_c["stop"] = [c.stop[i].decode() for i in range(c.num_stop)]
@@ -46,9 +49,11 @@ def arrived(params):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_sampling_parameter_sets_its_field_alone(name):
-    assert SETTINGS.keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+    fields = dataclasses.asdict(SamplingParams()) | {"stop": []}
+    assert [fields.pop(grammar) for grammar in GRAMMARS] == [None] * 3
+    assert SETTINGS.keys() == fields.keys()
     defaults = arrived(SamplingParams())
-    assert defaults == dataclasses.asdict(SamplingParams()) | {"stop": []}
+    assert defaults == fields
     assert SETTINGS[name] != defaults[name], "the case says nothing"
     assert arrived(SamplingParams(**{name: SETTINGS[name]})) == defaults | {name: SETTINGS[name]}
 
