@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <thread>
+#include <unordered_map>
 
 #include "command.h"
 #include "files.h"
@@ -100,14 +100,17 @@ Latencies run_requests(Engine& engine, const std::vector<TracedRequest>& request
                        const std::function<Request(std::int64_t idx)>& request_at,
                        const std::string& label) {
   Latencies result;
-  std::map<std::int64_t, double> due, last_token;  // of a request's id
+  struct Times {
+    double due = 0, last_token = -1;  // below 0: there was none
+  };
+  std::unordered_map<std::int64_t, Times> times;  // of a request's id
   const auto num_requests = static_cast<std::int64_t>(requests.size());
   const Clock::time_point begin = Clock::now();
   for (std::int64_t next = 0;;) {
     for (; next < num_requests; ++next) {
       const double arrival = requests[static_cast<std::size_t>(next)].arrival;
       if (arrival > seconds_since(begin)) break;
-      due[engine.add(request_at(next))] = arrival;
+      times[engine.add(request_at(next))].due = arrival;
     }
     if (!engine.step()) {
       if (next == num_requests) break;
@@ -121,12 +124,12 @@ Latencies run_requests(Engine& engine, const std::vector<TracedRequest>& request
       if (output->finish == HEADRACE_REQUEST_ERROR)
         throw Error(HEADRACE_INTERNAL,
                     "request " + std::to_string(output->id) + ": " + output->error);
-      const auto [last, is_first] = last_token.try_emplace(output->id, now);
-      if (is_first)
-        result.first_tokens.push_back(now - due.at(output->id));
+      Times& of_request = times.at(output->id);
+      if (of_request.last_token < 0)
+        result.first_tokens.push_back(now - of_request.due);
       else
-        result.between.push_back(now - last->second);
-      last->second = now;
+        result.between.push_back(now - of_request.last_token);
+      of_request.last_token = now;
     }
     show_line(label + std::to_string(engine.stats().num_finished) + " of " +
               std::to_string(num_requests) + " requests");

@@ -1,6 +1,5 @@
 // The engine: many requests with one model.
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -19,7 +18,8 @@ struct headrace_output {
   std::int64_t num_top;
   // Of output.tokens, as callers read them. Made by the first headrace_output_get(), so that an
   // output that was polled is not lost if memory is missing; several threads may read one output.
-  mutable std::once_flag has_arrays;
+  mutable std::mutex mutex;  // of the first read: std::call_once() would make a system call
+  mutable bool has_arrays = false;
   mutable std::vector<std::int32_t> tokens;
   mutable std::vector<float> logprobs;                       // empty: none
   mutable std::vector<headrace_token_logprob> top_logprobs;  // [tokens, num_top]
@@ -252,7 +252,11 @@ headrace_status headrace_engine_poll(headrace_engine* engine, headrace_output** 
 headrace_status headrace_output_get(const headrace_output* output, headrace_output_info* info) {
   return guarded([&] {
     if (output == nullptr) return fail(null_argument("output", "poll one first"));
-    std::call_once(output->has_arrays, make_arrays, std::cref(*output));
+    {
+      const std::lock_guard lock(output->mutex);
+      if (!output->has_arrays) make_arrays(*output);
+      output->has_arrays = true;
+    }
     return give("info", info_of(*output), info);
   });
 }

@@ -186,7 +186,7 @@ Result<std::int64_t> Engine::add(Request request) {
   for (Gain& gain : record.samples) gain.output.request = id;
   std::list<Queued> queued;
   queued.push_back({id, std::move(request)});
-  records_.emplace(id, std::move(record));
+  queued.back().record = &records_.emplace(id, std::move(record)).first->second;
   queued_.splice(queued_.end(), queued);  // nothing throws from here on
   return ++last_request_;
 }
@@ -269,16 +269,18 @@ void Engine::take_queued() {
     aborted.swap(aborted_);
     last_taken_ = last_request_;
   }
-  for (auto& [id, request] : queued) start(id, std::move(request));
+  for (Queued& next : queued) start(std::move(next));
   for (const std::int64_t id : aborted) {
     const auto found = active_.find(id);
     if (found != active_.end()) finish_all(found->second, FinishReason::aborted, {});
   }
 }
 
-void Engine::start(std::int64_t id, Request request) {
+void Engine::start(Queued queued) {
+  auto& [id, request, record] = queued;
   ActiveRequest& active = active_[id];
   active.id = id;
+  active.record = record;
   active.num_open = request.n;
   for (std::int64_t i = 0; i < request.n; ++i) {
     active.samples.push_back({.idx = i,
@@ -365,10 +367,13 @@ void Engine::accept(Owner owner, const Sample& drawn, bool is_appended) {
 void Engine::deliver(Owner owner, Output gained) {
   has_delivered_ = true;
   const std::lock_guard lock(mutex_);
-  Record& record = records_.at(owner.request->id);
+  Record& record = *owner.request->record;
   Gain& gain = record.samples[static_cast<std::size_t>(owner.sample->idx)];
-  std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
   if (!gained.tokens.empty()) gain.output.num_cached_tokens = gained.num_cached_tokens;
+  if (gain.output.tokens.empty())
+    gain.output.tokens.swap(gained.tokens);
+  else
+    std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
   gain.output.text += gained.text;
   gain.output.stop_string = gained.stop_string;
   if (gained.finish) return close(record, gain, *gained.finish, std::move(gained.error));

@@ -92,9 +92,26 @@ class Engine {
     std::int64_t num_tokens = 0;
     bool has_finished = false;
   };
+  // What a sample gained and was not polled.
+  struct Gain {
+    Output output;
+    bool is_listed = false;
+    Gain* next = nullptr;  // in the order of poll()
+  };
+  // Exists as long as a sample has not ended or was not polled, so that its end needs no memory.
+  struct Record {
+    std::vector<Gain> samples;  // never resized
+    std::int64_t num_open, num_unpolled;
+  };
+  struct Queued {
+    std::int64_t id;
+    Request request;
+    Record* record = nullptr;
+  };
   struct ActiveRequest {
     std::int64_t id;
     Request request;
+    Record* record = nullptr;                 // guarded by the mutex
     std::vector<ActiveSample> samples;        // of a search: its beams, then its completions
     std::int64_t num_open = 0;                // samples
     std::unique_ptr<BeamRanking> beams = {};  // null: no beam search
@@ -113,21 +130,6 @@ class Engine {
     std::int64_t device_draw = -1;             // of device_draws_; -1: drawn on the host
     bool is_appended = false;                  // before the token is known
   };
-  // What a sample gained and was not polled.
-  struct Gain {
-    Output output;
-    bool is_listed = false;
-    Gain* next = nullptr;  // in the order of poll()
-  };
-  // Exists as long as a sample has not ended or was not polled, so that its end needs no memory.
-  struct Record {
-    std::vector<Gain> samples;  // never resized
-    std::int64_t num_open, num_unpolled;
-  };
-  struct Queued {
-    std::int64_t id;
-    Request request;
-  };
 
   Engine(const LanguageModel& model, const EngineOptions& options,
          std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
@@ -136,7 +138,7 @@ class Engine {
   Status check(const Request& request) const;
   // Takes what other threads have queued.
   void take_queued();
-  void start(std::int64_t id, Request request);
+  void start(Queued queued);
   Result<bool> compute_step();
   Status compute();
   Status forward();

@@ -303,11 +303,12 @@ void ModelRunner::order_rows(std::span<const Part> parts) {
       add(1);
     }
   }
-  std::ranges::sort(runs_, [&](const Run& a, const Run& b) {
+  const auto is_before = [&](const Run& a, const Run& b) {
     if (a.num_tokens != b.num_tokens) return a.num_tokens > b.num_tokens;
     if (const int order = compare_prefixes(a, b); order != 0) return order < 0;
     return a.first_token < b.first_token;
-  });
+  };
+  if (!std::ranges::is_sorted(runs_, is_before)) std::ranges::sort(runs_, is_before);
   rows_.resize(static_cast<std::size_t>(token));
   std::int32_t batch_row = 0;
   for (const Run& run : runs_)

@@ -340,11 +340,11 @@ Result<bool> Scheduler::start(Sequence& s, bool needs_chunk) {
   const std::int64_t cached = num_cached(s);
   if (needs_chunk && chunk_size(s, cached) == 0) return false;
   const std::int64_t page_size = cache_->options().page_size;
-  const KvCache::CachedPrefix prefix = cache_->find(keys(s, 0, cached), salt(s));
+  const KvCache::CachedPrefix prefix = cache_->find(keys(s, cached), salt(s));
   const std::int64_t num_pages = ceil_div(s.length(), page_size) - cached / page_size;
   if (!has_room(num_pages + prefix.num_free_pages)) return false;
   // One key more than the prefix: add() leaves the last one.
-  Result<KvCache::Added> added = cache_->add(keys(s, 0, cached + 1), salt(s));
+  Result<KvCache::Added> added = cache_->add(keys(s, cached + 1), salt(s));
   if (!added.ok()) return std::move(added.failure());
   s.cache_sequence = added.value().sequence;
   s.num_computed = cached;
@@ -391,7 +391,7 @@ std::int64_t Scheduler::num_promised_pages() const {
 // Cached tokens that the sequence can begin with. What is left of the prompt after them is not less
 // than a chunk.
 std::int64_t Scheduler::num_cached(const Sequence& s) const {
-  const std::int64_t found = cache_->find(keys(s, 0, s.length() - 1), salt(s)).num_tokens;
+  const std::int64_t found = cache_->find(keys(s, s.length() - 1), salt(s)).num_tokens;
   const std::int64_t most = std::max<std::int64_t>(0, s.num_prompt - options_.min_chunk);
   if (found <= most || found >= s.num_prompt) return found;
   const std::int64_t page_size = cache_->options().page_size;
@@ -399,11 +399,13 @@ std::int64_t Scheduler::num_cached(const Sequence& s) const {
 }
 
 // Keys of the prefix cache.
-std::vector<std::int32_t> Scheduler::keys(const Sequence& s, std::int64_t first,
-                                          std::int64_t last) const {
-  std::vector<std::int32_t> keys(s.tokens.begin() + first, s.tokens.begin() + last);
-  for (std::int64_t i = std::max(first, s.num_prompt); i < last; ++i)
-    keys[static_cast<std::size_t>(i - first)] += kGenerated;
+std::int32_t Scheduler::key(const Sequence& s, std::int64_t idx) const {
+  return s.tokens[static_cast<std::size_t>(idx)] + (idx < s.num_prompt ? 0 : kGenerated);
+}
+
+std::vector<std::int32_t> Scheduler::keys(const Sequence& s, std::int64_t length) const {
+  std::vector<std::int32_t> keys(static_cast<std::size_t>(length));
+  for (std::int64_t i = 0; i < length; ++i) keys[static_cast<std::size_t>(i)] = key(s, i);
   return keys;
 }
 
@@ -446,7 +448,9 @@ Status Scheduler::complete() {
     if (found == sequences_.end()) continue;
     Sequence& s = found->second;
     const std::int64_t last = s.num_computed + static_cast<std::int64_t>(chunk.tokens.size());
-    HEADRACE_TRY(cache_->commit(s.cache_sequence, keys(s, s.num_computed, last)));
+    committed_.clear();
+    for (std::int64_t i = s.num_computed; i < last; ++i) committed_.push_back(key(s, i));
+    HEADRACE_TRY(cache_->commit(s.cache_sequence, committed_));
     s.num_computed = last;
   }
   return std::nullopt;

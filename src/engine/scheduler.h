@@ -171,7 +171,8 @@ class Scheduler {
 
   std::int64_t chunk_size(const Sequence& s, std::int64_t num_computed) const;
   std::int64_t num_cached(const Sequence& s) const;
-  std::vector<std::int32_t> keys(const Sequence& s, std::int64_t first, std::int64_t last) const;
+  std::int32_t key(const Sequence& s, std::int64_t idx) const;
+  std::vector<std::int32_t> keys(const Sequence& s, std::int64_t length) const;  // the first ones
   std::uint64_t salt(const Sequence& s) const;
   Status reserve_all(const Sequence& s);
   bool has_room(std::int64_t num_pages) const;
@@ -187,7 +188,8 @@ class Scheduler {
 
   // Of the current step.
   std::vector<Chunk> chunks_;
-  std::int64_t budget_ = 0;  // tokens left
+  std::vector<std::int32_t> committed_;  // keys of a chunk
+  std::int64_t budget_ = 0;              // tokens left
   bool has_preempted_ = false;
   std::int64_t num_started_pages_ = 0;  // by start_all()
 
