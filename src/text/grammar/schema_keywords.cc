@@ -47,9 +47,11 @@ std::string joined(std::span<const std::string_view> names) {
   return all;
 }
 
-// Months with their days. February has 28, so that every year fits.
+// Months with their days. February has 28, so that every year fits. The year 0000, which RFC 3339
+// has, is none in Python and others.
 constexpr std::string_view kDate =
-    "\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|"
+    "(\\d{3}[1-9]|\\d\\d[1-9]\\d|\\d[1-9]\\d\\d|[1-9]\\d{3})-"
+    "((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|"
     "02-(0[1-9]|1\\d|2[0-8]))";
 constexpr std::string_view kTime =
     "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)";
