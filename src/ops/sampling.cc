@@ -113,15 +113,21 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   return {};
 }
 
-// Adds -infinity rather than storing it, so that a NaN of the model is still found.
+// Adds -infinity rather than storing it, so that a NaN of the model is still found. Most words of a
+// mask allow nothing: a loop of constant length over such a word is vectorised.
 void Sampler::State::apply_mask(const SamplingInput& input) {
   constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-  for (std::size_t i = 0; i < input.logits.size(); i += 64) {
-    const std::uint64_t allowed = input.mask[i / 64];
+  constexpr std::size_t kBits = 64;
+  for (std::size_t i = 0; i < input.logits.size(); i += kBits) {
+    const std::uint64_t allowed = input.mask[i / kBits];
     if (allowed == ~std::uint64_t{0}) continue;
-    const std::size_t count = std::min<std::size_t>(64, input.logits.size() - i);
-    for (std::size_t k = 0; k < count; ++k)
-      processed_[i + k] += (allowed >> k & 1) != 0 ? 0.0f : kForbidden;
+    float* const logits = processed_.data() + i;
+    const std::size_t count = std::min(kBits, input.logits.size() - i);
+    if (allowed == 0 && count == kBits)
+      for (std::size_t k = 0; k < kBits; ++k) logits[k] += kForbidden;
+    else
+      for (std::size_t k = 0; k < count; ++k)
+        logits[k] += (allowed >> k & 1) != 0 ? 0.0f : kForbidden;
   }
 }
 
