@@ -30,7 +30,8 @@ class TensorFile {
  public:
   TensorFile(WeightType format, std::int64_t rows, std::int64_t columns,
              const std::vector<std::byte>& blocks) {
-    file.path = ::testing::TempDir() + "/blocks";
+    file.path =  // tests run at once
+        ::testing::TempDir() + ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::ofstream out(file.path, std::ios::binary);
     out << "others";
     out.write(reinterpret_cast<const char*>(blocks.data()),
