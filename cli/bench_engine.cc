@@ -237,9 +237,8 @@ void add_bench_engine(CLI::App& bench, Action& action, const std::string& comman
   add_device_option(*app, options->model.device);
   add_fast_flag(*app, options->model.is_fast);
   CLI::Option* trace =
-      app->add_option(
-             "--trace", options->traces,
-             "requests of a trace, each at its time, instead of these; several: a run each")
+      app->add_option("--trace", options->traces,
+                      "a trace's requests at their times, not these; several: a run each")
           ->allow_extra_args(false)
           ->option_text("FILE ...");
   constexpr std::int64_t kMost = 1 << 20;
