@@ -14,6 +14,7 @@ import datetime
 import json
 import pathlib
 import platform
+import re
 import statistics
 import sys
 import time
@@ -124,13 +125,14 @@ def main():
     ended = [(text, i) for i, (text, _, reason) in enumerate(answers) if reason == "stop"]
     num_valid = sum(is_valid(text, SCHEMAS[i % len(SCHEMAS)]) for text, i in ended)
     num_tokens = sum(count for _, count, _ in answers)
+    match = re.search(r"model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text())
     schema, free = (statistics.median(seconds[side]) for side in ("schema", "free"))
     result = {
         "meta": {
             "benchmark": "structured_output",
             "command": "python bench/structured_output.py " + " ".join(sys.argv[1:]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "device": args.device, "machine": platform.processor() or platform.machine(),
+            "device": args.device, "machine": match[1] if match else platform.machine(),
             "headrace": headrace.__version__, "jsonschema": jsonschema.__version__, "model": llm.info.name,
         },
         "requests": args.requests, "ended": len(ended), "valid": num_valid, "answer_tokens": num_tokens,
