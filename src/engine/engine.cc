@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::int64_t kMaxSamples = 1024;             // of a request
 constexpr std::int64_t kCpuSeqs = 32, kGpuSeqs = 256;  // that run at once
-// Rows of the largest tiles of products. Of an H200's 700 TFLOPS and 4.4 TB/s 16-bit weights take
-// as long to use for 160 tokens as to read, so a step with as many costs little more than one
-// without prompts.
+// The rows of the largest tiles of products. An H200 (700 TFLOPS, 4.4 TB/s) reads 16-bit weights in
+// the time in which it multiplies 160 tokens by them, so a step of 256 tokens takes little longer
+// than one of decodes alone.
 constexpr std::int64_t kGpuPromptTile = 256;
 
 // Attention kernels compute a sequence with more rows than this (tokens x heads of a group) as a

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "core/device.h"
+#include "tests/support/forwarding_device.h"
 #include "weights/dequantise.h"
 
 namespace headrace {
@@ -109,32 +110,23 @@ TEST(WeightUploader, FilesThatEndEarlyAreErrors) {
 }
 
 // A device whose memory ends, or whose copies fail from the `first_failure` on.
-class FailingDevice final : public Device {
+class FailingDevice final : public testing::ForwardingDevice {
  public:
-  explicit FailingDevice(std::unique_ptr<Device> to) : Device(to->info()), to_(std::move(to)) {}
+  using ForwardingDevice::ForwardingDevice;
   bool has_memory = true, has_host_memory = true;
   int first_failure = 1 << 30;
   std::atomic<int> num_copies = 0;
 
   Buffer allocate(std::size_t bytes) override {
-    return has_memory ? to_->allocate(bytes) : Buffer();
+    return has_memory ? ForwardingDevice::allocate(bytes) : Buffer();
   }
-  Buffer upload(const void* data, std::size_t bytes) override { return to_->upload(data, bytes); }
   Buffer allocate_host(std::size_t bytes) override {
-    return has_host_memory ? to_->allocate_host(bytes) : Buffer();
+    return has_host_memory ? ForwardingDevice::allocate_host(bytes) : Buffer();
   }
   Status copy(std::span<const ByteCopy> copies, Stream stream) override {
     if (++num_copies > first_failure) return Failure{ErrorCode::device_error, "lost"};
-    return to_->copy(copies, stream);
+    return ForwardingDevice::copy(copies, stream);
   }
-  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
-    return to_->download(from, to, bytes, stream);
-  }
-  Status synchronise(Stream stream) override { return to_->synchronise(stream); }
-  std::size_t free_bytes() override { return to_->free_bytes(); }
-
- private:
-  std::unique_ptr<Device> to_;
 };
 
 TEST(WeightUploader, FailuresOfTheDeviceAreReported) {

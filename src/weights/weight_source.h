@@ -21,7 +21,7 @@ class WeightSource {
 
   // tensor.bytes bytes, valid until the next call.
   Result<const std::byte*> read(const TensorInfo& tensor);
-  // The bytes from the `first` of the tensor on, which has as many. Any number of threads at once.
+  // out.size() bytes of the tensor, from byte `first` on. Any number of threads at once.
   Status read(const TensorInfo& tensor, std::uint64_t first, std::span<std::byte> out) const;
 
  private:
