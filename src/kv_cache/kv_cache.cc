@@ -32,15 +32,17 @@ Result<KvCache::Added> KvCache::add(std::span<const std::int32_t> prompt, std::u
   const std::int64_t num_cached = static_cast<std::int64_t>(hits.size()) * options_.page_size;
   const std::int64_t id = last_sequence_ + 1;
   const Sequence& s =
-      sequences_
-          .emplace(id, Sequence{.salt = salt, .length = num_cached, .block_table = std::move(hits)})
-          .first->second;
+      insert(id, Sequence{.salt = salt, .length = num_cached, .block_table = std::move(hits)});
   // Hits leave the free list here, before anything is allocated that could evict them.
   for (const std::int32_t page : s.block_table) allocator_.share(page);
   last_sequence_ = id;
   counters_.queried_tokens += static_cast<std::int64_t>(prompt.size());
   counters_.hit_tokens += num_cached;
   return Added{id, num_cached};
+}
+
+const KvCache::Sequence& KvCache::insert(std::int64_t id, Sequence sequence) {
+  return *sequences_.set(id, std::make_unique<Sequence>(std::move(sequence)));
 }
 
 KvCache::CachedPrefix KvCache::find(std::span<const std::int32_t> tokens,
@@ -69,15 +71,16 @@ std::vector<std::int32_t> KvCache::find_prefix(std::uint64_t salt,
 }
 
 Result<std::int64_t> KvCache::fork(std::int64_t sequence) {
-  if (Status bad = check_on_device(sequence)) return std::move(*bad);
-  const Sequence& parent = sequences_.at(sequence);
+  const Sequence* const found = find_sequence(sequence);
+  if (Status bad = check_on_device(sequence, found)) return std::move(*bad);
+  const Sequence& parent = *found;
   if (parent.num_reserved > 0)
     return invalid_argument(
         "sequence={}: has {} reserved slots, which a fork would share; commit their tokens or "
         "truncate the sequence first",
         sequence, parent.num_reserved);
   const std::int64_t id = last_sequence_ + 1;
-  const Sequence& fork = sequences_.emplace(id, Sequence(parent)).first->second;
+  const Sequence& fork = insert(id, Sequence(parent));
   for (const std::int32_t page : fork.block_table) allocator_.share(page);
   for (const std::int32_t page : fork.recent_table) recent_allocator_.share(page);
   last_sequence_ = id;
@@ -87,8 +90,9 @@ Result<std::int64_t> KvCache::fork(std::int64_t sequence) {
 // ---- slots for new tokens ----
 
 Status KvCache::reserve(std::int64_t sequence, std::int64_t num_tokens, Stream stream) {
-  HEADRACE_TRY(check_on_device(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_on_device(sequence, found));
+  Sequence& s = *found;
   const std::int64_t max_more = max_length() - s.length;
   if (num_tokens < 0 || num_tokens > max_more)
     return invalid_argument(
@@ -151,8 +155,9 @@ Status KvCache::own_tail(Sequence& s, Stream stream) {
 }
 
 Status KvCache::commit(std::int64_t sequence, std::span<const std::int32_t> tokens) {
-  HEADRACE_TRY(check_on_device(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_on_device(sequence, found));
+  Sequence& s = *found;
   if (tokens.size() > static_cast<std::size_t>(s.num_reserved))
     return invalid_argument(
         "num_tokens={}: sequence {} has {} reserved slots; reserve slots before keys and values "
@@ -190,8 +195,9 @@ Prefix KvCache::prefix_before(const Sequence& s, std::int64_t page_idx) const {
 
 Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positions,
                      Stream stream) {
-  HEADRACE_TRY(check_on_device(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_on_device(sequence, found));
+  Sequence& s = *found;
   const std::int64_t end = s.length + s.num_reserved;
   std::int64_t previous = s.length - 1;
   for (std::size_t i = 0; i < positions.size(); ++i) {
@@ -246,8 +252,9 @@ Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positi
 // ---- pages that are no longer needed ----
 
 Status KvCache::truncate(std::int64_t sequence, std::int64_t length) {
-  HEADRACE_TRY(check_on_device(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_on_device(sequence, found));
+  Sequence& s = *found;
   if (length < 0 || length > s.length)
     return invalid_argument("length={}: sequence {} holds {} tokens; pass 0 to {}", length,
                             sequence, s.length, s.length);
@@ -275,8 +282,9 @@ void KvCache::clear() noexcept {
 }
 
 Status KvCache::free(std::int64_t sequence) {
-  HEADRACE_TRY(check_exists(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_exists(sequence, found));
+  Sequence& s = *found;
   release_pages(s, 0);
   release_recent(s, 0);
   for (const std::int32_t page : s.host_pages) host_allocator_.release(page);

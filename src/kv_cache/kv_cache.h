@@ -13,11 +13,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
+#include "base/id_map.h"
 #include "kv_cache/kv_pages.h"
 #include "kv_cache/page_allocator.h"
 #include "kv_cache/prefix_cache.h"
@@ -148,10 +149,10 @@ class KvCache {
   const PageAllocator& recent_allocator() const { return recent_allocator_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
   std::span<const std::int32_t> block_table(std::int64_t sequence) const {
-    return sequences_.at(sequence).block_table;
+    return sequences_.at(sequence)->block_table;
   }
   std::span<const std::int32_t> recent_table(std::int64_t sequence) const {
-    return sequences_.at(sequence).recent_table;
+    return sequences_.at(sequence)->recent_table;
   }
 
  private:
@@ -178,8 +179,13 @@ class KvCache {
   };
   KvCache(Device& device, const KvCacheOptions& options, Memory memory);
 
-  Status check_exists(std::int64_t sequence) const;
-  Status check_on_device(std::int64_t sequence) const;
+  const Sequence& insert(std::int64_t id, Sequence sequence);
+  // Null: not in the cache.
+  const Sequence* find_sequence(std::int64_t sequence) const;
+  Sequence* find_sequence(std::int64_t sequence);
+  // Of what find_sequence() gave.
+  static Status check_exists(std::int64_t sequence, const Sequence* found);
+  static Status check_on_device(std::int64_t sequence, const Sequence* found);
   Status check_batch(const KvBatch& batch) const;
   Status check_batch_entry(const KvBatch& batch, std::size_t i) const;
   std::int64_t max_length() const;
@@ -208,7 +214,7 @@ class KvCache {
   KvPages pages_, host_pages_, recent_, host_recent_;
   PageAllocator allocator_, host_allocator_, recent_allocator_, host_recent_allocator_;
   PrefixCache prefix_cache_;
-  std::unordered_map<std::int64_t, Sequence> sequences_;
+  IdMap<std::unique_ptr<Sequence>> sequences_;
   std::int64_t last_sequence_ = 0;
   Counters counters_;
   std::vector<ByteCopy> copies_;  // of one call

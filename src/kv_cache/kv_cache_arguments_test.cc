@@ -158,11 +158,11 @@ class FailingDevice final : public testing::ForwardingDevice {
 
 TEST(KvCache, KeepsItsSequencesWhenCopiesFail) {
   FailingDevice device;
-  auto cache = KvCache::make(device, {.shape = {2, 2, 3, 2, DType::f32},
-                                      .page_size = kPageSize,
-                                      .num_pages = 8,
-                                      .num_host_pages = 8})
-                   .value();
+  auto cache = std::move(KvCache::make(device, {.shape = {2, 2, 3, 2, DType::f32},
+                                                .page_size = kPageSize,
+                                                .num_pages = 8,
+                                                .num_host_pages = 8})
+                             .value());
   const auto add_all = [&](const Tokens& tokens) {
     const std::int64_t sequence = cache.add({}, 0).value().sequence;
     EXPECT_FALSE(cache.reserve(sequence, std::ssize(tokens), nullptr));
@@ -205,8 +205,8 @@ TEST(KvCache, KeepsItsSequencesWhenCopiesFail) {
 // The waste that paging promises: half a page for each sequence.
 TEST(KvCache, WastesLessThanFourPercentOfLongSequences) {
   const auto device = make_host_device(cpu_info().value());
-  auto cache =
-      KvCache::make(*device, {.shape = {1, 1, 1, 1, DType::f16}, .num_pages = 4096}).value();
+  auto cache = std::move(
+      KvCache::make(*device, {.shape = {1, 1, 1, 1, DType::f16}, .num_pages = 4096}).value());
   testing::Random random(1);
   for (int i = 0; i < 128; ++i) {
     const std::int64_t sequence = cache.add({}, 0).value().sequence;

@@ -1,22 +1,32 @@
 // What callers read: arrays for a step, and numbers about sequences and pages.
 #include <algorithm>
+#include <utility>
 
 #include "base/math.h"
 #include "kv_cache/kv_cache.h"
 
 namespace headrace {
 
-Status KvCache::check_exists(std::int64_t sequence) const {
-  if (sequences_.contains(sequence)) return std::nullopt;
+const KvCache::Sequence* KvCache::find_sequence(std::int64_t sequence) const {
+  const std::unique_ptr<Sequence>* const found = sequences_.find(sequence);
+  return found == nullptr ? nullptr : found->get();
+}
+
+KvCache::Sequence* KvCache::find_sequence(std::int64_t sequence) {
+  return const_cast<Sequence*>(std::as_const(*this).find_sequence(sequence));
+}
+
+Status KvCache::check_exists(std::int64_t sequence, const Sequence* found) {
+  if (found != nullptr) return std::nullopt;
   return invalid_argument(
       "sequence={}: is not in this cache; pass an id that add or fork returned and that was not "
       "freed since",
       sequence);
 }
 
-Status KvCache::check_on_device(std::int64_t sequence) const {
-  HEADRACE_TRY(check_exists(sequence));
-  if (!sequences_.at(sequence).is_swapped) return std::nullopt;
+Status KvCache::check_on_device(std::int64_t sequence, const Sequence* found) {
+  HEADRACE_TRY(check_exists(sequence, found));
+  if (!found->is_swapped) return std::nullopt;
   return invalid_argument("sequence={}: is swapped out; swap it in first", sequence);
 }
 
@@ -60,8 +70,9 @@ Status KvCache::check_batch(const KvBatch& batch) const {
 }
 
 Status KvCache::check_batch_entry(const KvBatch& batch, std::size_t i) const {
-  HEADRACE_TRY(check_on_device(batch.sequences[i]));
-  const Sequence& s = sequences_.at(batch.sequences[i]);
+  const Sequence* const found = find_sequence(batch.sequences[i]);
+  HEADRACE_TRY(check_on_device(batch.sequences[i], found));
+  const Sequence& s = *found;
   const std::int64_t num_tokens = batch.num_tokens[i];
   if (num_tokens < 0 || num_tokens > s.num_reserved)
     return invalid_argument(
@@ -91,7 +102,7 @@ Status KvCache::fill_batch(const KvBatch& batch) const {
   auto recent_row = batch.recent_table.begin();
   auto recent_slot = batch.recent_slots.begin();
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
-    const Sequence& s = sequences_.at(batch.sequences[i]);
+    const Sequence& s = *sequences_.at(batch.sequences[i]);
     const std::int64_t end = s.length + batch.num_tokens[i];
     if (batch.seqused_k.data() != nullptr) batch.seqused_k[i] = static_cast<std::int32_t>(end);
     if (batch.block_table.data() != nullptr) {
@@ -121,8 +132,9 @@ Status KvCache::fill_batch(const KvBatch& batch) const {
 // ---- numbers ----
 
 Result<KvSequenceInfo> KvCache::info(std::int64_t sequence) const {
-  if (Status bad = check_exists(sequence)) return std::move(*bad);
-  const Sequence& s = sequences_.at(sequence);
+  const Sequence* const found = find_sequence(sequence);
+  if (Status bad = check_exists(sequence, found)) return std::move(*bad);
+  const Sequence& s = *found;
   return KvSequenceInfo{s.length, s.num_reserved, static_cast<std::int64_t>(s.block_table.size()),
                         s.is_swapped};
 }
@@ -139,7 +151,8 @@ KvCacheStats KvCache::stats() const {
   stats.num_sequences = static_cast<std::int64_t>(sequences_.size());
   // A page that several sequences share is as full as the longest of them makes it.
   std::vector<std::int64_t> num_filled(static_cast<std::size_t>(stats.num_pages), 0);
-  for (const auto& [id, s] : sequences_) {
+  sequences_.for_each([&](std::int64_t, const std::unique_ptr<Sequence>& sequence) {
+    const Sequence& s = *sequence;
     stats.num_swapped_sequences += s.is_swapped;
     std::int64_t rest = s.is_swapped ? 0 : s.length;
     for (const std::int32_t page : s.block_table) {
@@ -147,7 +160,7 @@ KvCacheStats KvCache::stats() const {
       filled = std::max(filled, std::min(rest, options_.page_size));
       rest -= std::min(rest, options_.page_size);
     }
-  }
+  });
   for (const std::int64_t filled : num_filled) stats.num_tokens += filled;
   stats.num_unused_slots = stats.num_used_pages * options_.page_size - stats.num_tokens;
   stats.num_queried_tokens = counters_.queried_tokens;

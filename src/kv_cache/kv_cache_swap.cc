@@ -7,8 +7,9 @@
 namespace headrace {
 
 Status KvCache::swap_out(std::int64_t sequence, Stream stream) {
-  HEADRACE_TRY(check_on_device(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_on_device(sequence, found));
+  Sequence& s = *found;
   const auto num_pages = static_cast<std::size_t>(pages_for(s.length));
   if (num_pages > static_cast<std::size_t>(host_allocator_.num_free()))
     return Failure{
@@ -51,8 +52,9 @@ Status KvCache::swap_out(std::int64_t sequence, Stream stream) {
 }
 
 Status KvCache::swap_in(std::int64_t sequence, Stream stream) {
-  HEADRACE_TRY(check_exists(sequence));
-  Sequence& s = sequences_.at(sequence);
+  Sequence* const found = find_sequence(sequence);
+  HEADRACE_TRY(check_exists(sequence, found));
+  Sequence& s = *found;
   if (!s.is_swapped)
     return invalid_argument("sequence={}: is not swapped out; it can be used as it is", sequence);
   const std::size_t num_pages = s.host_pages.size();
