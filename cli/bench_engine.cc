@@ -151,7 +151,7 @@ Table make_table() {
   return {.key = "rows",
           .columns = {{.key = "trace", .title = "trace", .is_key = true},
                       {"streams", "streams"},
-                      {"requests", "requests"},
+                      {"requests", "reqs"},
                       {"prompt_tokens", "prompt"},
                       {"answer_tokens", "answer"},
                       {"seconds", "s"},
@@ -161,7 +161,8 @@ Table make_table() {
                       {"ttft_ms_p99", "p99"},
                       {"itl_ms_median", "ITL ms"},
                       {"itl_ms_p99", "p99"},
-                      {"steps", "steps"}},
+                      {"steps", "steps"},
+                      {"host_us_per_step", "host us"}},
           .rows = {}};
 }
 
@@ -198,7 +199,8 @@ std::vector<Cell> run_with(const Model& model, const BenchOptions& options,
           percentile(times.first_tokens, 0.99) * 1e3,
           percentile(times.between, 0.5) * 1e3,
           percentile(times.between, 0.99) * 1e3,
-          std::int64_t{stats.num_steps}};
+          std::int64_t{stats.num_steps},
+          stats.host_seconds / static_cast<double>(stats.num_steps) * 1e6};
 }
 
 int run_bench(BenchOptions options) {

@@ -48,6 +48,7 @@ TEST(BenchEngine, StepsOfOneStreamAreTheTokens) {
         EXPECT_EQ(row["prompt_tokens"], prompt);
         EXPECT_EQ(row["answer_tokens"], answer);
         EXPECT_EQ(row["steps"], num_requests * answer);
+        EXPECT_GT(row["host_us_per_step"], 0);
         expect_rates(row);
       }
 }

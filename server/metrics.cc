@@ -36,7 +36,8 @@ Json stats_json(const headrace_engine_stats& stats) {
           {"generated_tokens", stats.num_generated_tokens},
           {"prompt_tokens", stats.num_prompt_tokens},
           {"cached_tokens", stats.num_cached_tokens},
-          {"preemptions", stats.num_preemptions}};
+          {"preemptions", stats.num_preemptions},
+          {"host_seconds", stats.host_seconds}};
 }
 
 }  // namespace
@@ -99,6 +100,8 @@ std::string prometheus_text(const Metrics& metrics, const headrace_engine_stats&
   counter("prefix_cache_hits_total", "Tokens found.", stats.num_cached_tokens);
   counter("num_preemptions_total", "Preempted sequences.", stats.num_preemptions);
   counter("num_steps_total", "Steps of the engine.", stats.num_steps);
+  counter("step_host_seconds_total", "Of the steps, without waits for a GPU or a CPU's forward.",
+          stats.host_seconds);
   counter("num_refused_total", "Requests answered with 429.", metrics.num_refused);
   text +=
       "# HELP headrace:request_success_total Samples that have ended.\n"

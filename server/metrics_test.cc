@@ -11,14 +11,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The i-th count is first + i, in the order of the struct.
+// The i-th count is first + i, in the order of the struct; host_seconds comes after them.
 headrace_engine_stats counts_from(std::int64_t first) {
   headrace_engine_stats stats{};
   stats.struct_size = sizeof stats;
-  static_assert(sizeof stats == 14 * sizeof(std::int64_t), "name the new count in these tests");
+  static_assert(sizeof stats == 15 * sizeof(std::int64_t), "name the new count in these tests");
   std::array<std::int64_t, 13> counts;
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = first + static_cast<std::int64_t>(i);
   std::memcpy(&stats.num_requests, counts.data(), sizeof counts);
+  stats.host_seconds = static_cast<double>(first) + 13.5;
   return stats;
 }
 
@@ -58,7 +59,8 @@ TEST(Metrics, TheStateOfTheEngineIsWhatWasCounted) {
   EXPECT_EQ(state, Json::parse(R"({
     "stats": {"requests": 100, "waiting": 101, "running": 102, "preempted": 103, "finished": 106,
               "steps": 107, "scheduled_tokens": 108, "generated_tokens": 109,
-              "prompt_tokens": 110, "cached_tokens": 111, "preemptions": 112},
+              "prompt_tokens": 110, "cached_tokens": 111, "preemptions": 112,
+              "host_seconds": 113.5},
     "pages": {"total": 104, "free": 105, "used": -1},
     "prefix_cache": {"queries": 110, "hits": 111},
     "steps": [{"ms": 500.0, "tokens": 100, "generated": 100, "running": 302, "waiting": 301},
@@ -107,6 +109,7 @@ TEST(Metrics, PrometheusReadsWhatWasCounted) {
                                  {"prefix_cache_hits_total", 111},
                                  {"num_preemptions_total", 112},
                                  {"num_steps_total", 107},
+                                 {"step_host_seconds_total", 113.5},
                                  {"num_refused_total", 31},
                                  {"request_success_total{finished_reason=\"stop\"}", 21},
                                  {"request_success_total{finished_reason=\"length\"}", 22},

@@ -75,6 +75,7 @@ TEST(EngineApi, AnswersAsSessionsDo) {
   EXPECT_EQ(stats.num_prompt_tokens, kCount * 6);
   EXPECT_EQ(stats.num_free_pages, stats.num_pages);
   EXPECT_GT(stats.num_steps, 12);
+  EXPECT_GT(stats.host_seconds, 0);
 }
 
 TEST(EngineApi, SearchesAsSessionsDo) {

@@ -179,6 +179,8 @@ typedef struct headrace_engine_stats {
   int64_t num_prompt_tokens;    /**< of the prompts of sequences that have started */
   int64_t num_cached_tokens;    /**< of them, found in the prefix cache */
   int64_t num_preemptions;      /**< of sequences */
+  /** Of the steps, without waits for a GPU, or the forward of a model on a CPU. */
+  double host_seconds;
 } headrace_engine_stats;
 
 /** Fills `stats`, as of the last step. */

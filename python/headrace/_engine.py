@@ -118,6 +118,7 @@ class Engine:
         cache_salt: int = 0,
         beam_width: int = 0,
         length_penalty: float = 1.0,
+        stop_tokens: Sequence[int] = (),
     ) -> int:
         """Queues a request and returns its id.
 
@@ -130,6 +131,7 @@ class Engine:
             beam_width: not 0: a beam search with that many beams, at most max_num_seqs. Sample i is the completion
                 with the i-th highest score, output whole at the end. Of params, max_tokens and ignore_eos count.
             length_penalty: of the search, 0 to 10: score = logprob / len(tokens) ** length_penalty.
+            stop_tokens: tokens that end a sample, besides those of the model.
 
         Raises:
             ValueError: an argument; the prompt is empty or does not fit max_context.
@@ -137,7 +139,7 @@ class Engine:
         """
         options = Options(params or SamplingParams(), self._llm._grammars)
         tokens = self._llm._prompt_tokens(prompt)
-        return self._add(tokens, options, num_logprobs, priority, cache_salt, beam_width, length_penalty)
+        return self._add(tokens, options, num_logprobs, priority, cache_salt, beam_width, length_penalty, stop_tokens)
 
     def _add(
         self,
@@ -148,6 +150,7 @@ class Engine:
         cache_salt: int = 0,
         beam_width: int = 0,
         length_penalty: float = 1.0,
+        stop_tokens: Sequence[int] = (),
     ) -> int:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         request = _structs.Request()
@@ -156,6 +159,8 @@ class Engine:
         for name in ("sampling", "max_new_tokens", "stop", "num_stop", "ignore_end"):
             setattr(request, name, getattr(options.c, name))
         request.grammar = options.c.grammar
+        ends = [_plans.to_integer(f"stop_tokens[{i}]", token, 32) for i, token in enumerate(stop_tokens)]
+        request.stop_tokens, request.num_stop_tokens = (ctypes.c_int32 * len(ends))(*ends), len(ends)
         request.n = options.n
         request.priority = _plans.to_integer("priority", priority, 64)
         request.cache_salt = _plans.to_integer("cache_salt", cache_salt, 64)

@@ -71,6 +71,7 @@ class EngineStats(NamedTuple):
     num_prompt_tokens: int  # of the prompts of sequences that have started
     num_cached_tokens: int  # of them, found in the prefix cache
     num_preemptions: int  # of sequences
+    host_seconds: float  # of the steps, without waits for a GPU, or the forward of a model on a CPU
 
 
 def read_output(handle: ctypes.c_void_p) -> Output:

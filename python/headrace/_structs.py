@@ -428,6 +428,7 @@ class EngineStats(ctypes.Structure):
         *_fields(ctypes.c_int64, "num_requests num_waiting num_running num_preempted num_pages num_free_pages"),
         *_fields(ctypes.c_int64, "num_finished num_steps num_scheduled_tokens num_generated_tokens"),
         *_fields(ctypes.c_int64, "num_prompt_tokens num_cached_tokens num_preemptions"),
+        ("host_seconds", ctypes.c_double),
     ]
 
 

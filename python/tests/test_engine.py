@@ -104,6 +104,19 @@ def test_outputs_report_logprobs_and_the_stop_string(llm):
     assert output.text == text[: text.index(stop)]
 
 
+def test_stop_tokens_end_a_sample(llm):
+    engine = Engine(llm)
+    tokens = llm.generate("Hi", WARM).completions[0].tokens
+    last = tokens[3]
+    engine.add("Hi", WARM, stop_tokens=[llm.info.vocab_size - 1, last])
+    engine.run()
+    output = engine.poll()
+    assert (output.tokens, output.finish_reason) == (tokens[: tokens.index(last) + 1], "stop")
+    for bad, error in ((llm.info.vocab_size, ValueError), (2**40, ValueError), ("a", TypeError)):
+        with pytest.raises(error, match="stop_tokens"):
+            engine.add("Hi", WARM, stop_tokens=[bad])
+
+
 def test_a_beam_search_gives_its_completions_best_first(llm):
     engine = Engine(llm)
     engine.add("Hi", SamplingParams(max_tokens=6, ignore_eos=True), beam_width=3)
@@ -153,7 +166,7 @@ def test_preemption_changes_no_token(llm, host_pages):
     tokens = {id: [] for id in ids}
     for output in engine.stream():
         tokens[output.id] += output.tokens
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_preemptions > 0 and engine.stats().host_seconds > 0
     assert list(tokens.values()) == [one.completions[0].tokens for one in llm.generate(PROMPTS, params)]
 
 

@@ -155,6 +155,7 @@ headrace_engine_stats stats_of(const engine::EngineStats& from) {
   stats.num_prompt_tokens = sequences.num_prompt_tokens;
   stats.num_cached_tokens = sequences.num_cached_tokens;
   stats.num_preemptions = sequences.num_preemptions;
+  stats.host_seconds = from.host_seconds;
   return stats;
 }
 

@@ -67,10 +67,11 @@ struct EditLogitsArgs {
 };
 
 struct LogitQuery {
-  const float* row;        // [vocab_size]
-  const float* model_row;  // [vocab_size], before edits; `row` where there are none
-  float temperature;       // of the weights; 0: no weights
-  double uniform;          // of a draw, in [0, 1); below 0: the largest logit
+  const float* row;           // [vocab_size]
+  const float* model_row;     // [vocab_size], before edits; `row` where there are none
+  const std::uint64_t* mask;  // of `row`, as LogitEdits has it
+  float temperature;          // of the weights; 0: no weights
+  double uniform;             // of a draw, in [0, 1); below 0: the largest logit
 };
 
 // Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
@@ -80,9 +81,9 @@ struct SummariseLogitsArgs {
   std::int64_t vocab_size;
   const LogitQuery* queries;  // [num_queries]
   std::int64_t num_queries;
+  bool has_weights;    // a query has a temperature
   float* maxima;       // [num_queries, blocks of kLogitBlock]
   double* block_sums;  // [num_queries, blocks of kWeightBlock]
-  float* row_maxima;   // [num_queries], NaN if a maximum is
 };
 
 struct LogitRange {
@@ -122,7 +123,6 @@ struct DrawTokensArgs {
   std::int64_t num_queries;
   const float* maxima;  // as summarised
   const double* block_sums;
-  const float* row_maxima;
   DrawnToken* drawn;     // [num_queries]
   std::int32_t* tokens;  // [num_queries]; 0 where none can be drawn
 };

@@ -1,9 +1,12 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "base/math.h"
+#include "runtime/device_wait.h"
 
 namespace headrace::engine {
 namespace {
@@ -202,12 +205,19 @@ std::optional<Output> Engine::poll() {
   const std::lock_guard lock(mutex_);
   if (polled_next_ == nullptr) return std::nullopt;
   Gain& gain = *polled_next_;
+  std::vector<OutputToken>& tokens = gain.output.tokens;
+  std::vector<OutputToken> own(std::move_iterator(tokens.begin()),
+                               std::move_iterator(tokens.end()));
+  // Nothing throws from here on.
+  tokens.clear();
   polled_next_ = gain.next;
   gain.is_listed = false;
-  const Output rest{.request = gain.output.request,
-                    .sample = gain.output.sample,
-                    .num_logprobs = gain.output.num_logprobs};
-  Output output = std::exchange(gain.output, rest);
+  Output rest{.request = gain.output.request,
+              .sample = gain.output.sample,
+              .num_logprobs = gain.output.num_logprobs,
+              .tokens = std::move(tokens)};
+  Output output = std::exchange(gain.output, std::move(rest));
+  output.tokens = std::move(own);
   if (output.finish) {
     const auto record = records_.find(output.request);
     if (--record->second.num_unpolled == 0) records_.erase(record);
@@ -245,6 +255,11 @@ Result<bool> Engine::step() {
 
 Result<bool> Engine::compute_step() {
   if (failure_) return Failure(*failure_);  // only this thread writes it
+  // Without the waits in between.
+  const auto host_time = [] {
+    return DeviceWait::Clock::now().time_since_epoch() - DeviceWait::of_thread();
+  };
+  const auto begin = host_time();
   has_delivered_ = false;
   take_queued();
   Status bad;
@@ -255,6 +270,7 @@ Result<bool> Engine::compute_step() {
   else if (Status failed = compute())
     failed->code == ErrorCode::device_error ? end(*failed) : fail_step(*failed);
   for (const std::int64_t id : std::exchange(ended_, {})) active_.erase(id);
+  host_time_ += host_time() - begin;
   update_stats();
   if (failure_) return Failure(*failure_);
   return has_delivered_ || !scheduler_.chunks().empty();
@@ -294,7 +310,7 @@ void Engine::start(Queued queued) {
   ActiveSample& first = active.samples.front();
   first.sequence = scheduler_.add(std::move(request.prompt), request.priority, request.cache_salt,
                                   request.beam_width != 0);
-  owners_[first.sequence] = {&active, &first};
+  owners_.set(first.sequence, {&active, &first});
   active.request = std::move(request);
   if (active.request.beam_width != 0) start_beams(active);
 }
@@ -317,7 +333,10 @@ Status Engine::forward() {
                       .tokens = chunk.tokens,
                       .num_logits = chunk.is_last,
                       .num_generated = chunk.num_generated});
-  if (!device_sampler_) return runner_->forward(parts_, logits_.as<float>());
+  if (!device_sampler_) {
+    const DeviceWait wait;  // the CPU is the device
+    return runner_->forward(parts_, logits_.as<float>());
+  }
   return runner_->forward(parts_, nullptr, device_sampler_->tokens_on_device());
 }
 
@@ -332,12 +351,16 @@ void Engine::accept(Owner owner, const Sample& drawn, bool is_appended) {
   ActiveSample& sample = *owner.sample;
   const Request& request = owner.request->request;
   const std::int32_t token = drawn.token;
-  Output gained;
+  Output& gained = gained_;
+  gained.tokens.clear();
   gained.tokens.push_back(
       {token, drawn.logprob, {drawn.top_logprobs.begin(), drawn.top_logprobs.end()}});
-  gained.num_cached_tokens = scheduler_.num_cached_tokens(sample.sequence);
-  const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence)) - is_appended;
-  const bool is_last = ends_with_next(owner, length);
+  const Scheduler::Tokens tokens = scheduler_.tokens(sample.sequence);
+  gained.num_cached_tokens = tokens.num_cached;
+  gained.text.clear();
+  gained.stop_string.reset();
+  gained.finish.reset();
+  const bool is_last = ends_with_next(owner, tokens.length() - is_appended);
   ++sample.num_tokens;
   ++num_generated_tokens_;
   const bool is_stop_token =
@@ -349,7 +372,7 @@ void Engine::accept(Owner owner, const Sample& drawn, bool is_appended) {
   if (!text.ok())
     return finish(owner, std::move(gained), FinishReason::error, text.failure().message);
   const text::StopMatcher::Output matched = sample.stops.push(text.value());
-  gained.text = matched.text;
+  gained.text += matched.text;
   gained.stop_string = matched.stop_idx;
   if (matched.stop_idx) return finish(owner, std::move(gained), FinishReason::stop);
   if (sample.matcher) {
@@ -364,16 +387,13 @@ void Engine::accept(Owner owner, const Sample& drawn, bool is_appended) {
 
 // ---- outputs ----
 
-void Engine::deliver(Owner owner, Output gained) {
+void Engine::deliver(Owner owner, Output&& gained) {
   has_delivered_ = true;
   const std::lock_guard lock(mutex_);
   Record& record = *owner.request->record;
   Gain& gain = record.samples[static_cast<std::size_t>(owner.sample->idx)];
   if (!gained.tokens.empty()) gain.output.num_cached_tokens = gained.num_cached_tokens;
-  if (gain.output.tokens.empty())
-    gain.output.tokens.swap(gained.tokens);
-  else
-    std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
+  std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
   gain.output.text += gained.text;
   gain.output.stop_string = gained.stop_string;
   if (gained.finish) return close(record, gain, *gained.finish, std::move(gained.error));
@@ -394,7 +414,7 @@ void Engine::list(Gain& gain) noexcept {
   polled_last_ = &gain;
 }
 
-void Engine::finish(Owner owner, Output gained, FinishReason reason, const std::string& error) {
+void Engine::finish(Owner owner, Output&& gained, FinishReason reason, const std::string& error) {
   ActiveSample& sample = *owner.sample;
   // Text that is held back. Nothing is, after a stop string.
   gained.text += sample.stops.push(sample.decoder.flush()).text;
@@ -425,8 +445,7 @@ void Engine::fail(Owner owner, const std::string& error) {
 void Engine::fail_step(const Failure& failure) {
   std::vector<ActiveRequest*> failed;
   for (const Chunk& chunk : scheduler_.chunks())
-    if (const auto owner = owners_.find(chunk.id); owner != owners_.end())
-      failed.push_back(owner->second.request);
+    if (const Owner* const owner = owners_.find(chunk.id)) failed.push_back(owner->request);
   for (ActiveRequest* active : failed) finish_all(*active, FinishReason::error, failure.message);
 }
 
@@ -467,7 +486,8 @@ void Engine::update_stats() {
             .num_finished_requests = 0,
             .num_generated_tokens = num_generated_tokens_,
             .num_pages = pages.num_pages(),
-            .num_free_pages = pages.num_free()};
+            .num_free_pages = pages.num_free(),
+            .host_seconds = std::chrono::duration<double>(host_time_).count()};
 }
 
 }  // namespace headrace::engine

@@ -6,10 +6,11 @@
 // requests that steps have taken end, and the engine goes on.
 //
 // On a GPU a step is enqueued before the tokens of the step before it are read, where the device
-// draws them alone (DeviceSampler::can_begin()). A sequence that ends with such a token has been
+// draws them alone (DeviceSampler::begin()). A sequence that ends with such a token has been
 // computed once too often.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -21,6 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/id_map.h"
 #include "engine/beam_ranking.h"
 #include "engine/model_runner.h"
 #include "engine/request.h"
@@ -57,6 +59,8 @@ struct EngineStats {
   std::int64_t num_finished_requests;
   std::int64_t num_generated_tokens;
   std::int64_t num_pages, num_free_pages;
+  // Of the steps, without waits for a GPU, or the forward of a model on a CPU.
+  double host_seconds;
 };
 
 // One thread calls step() or run(); any thread calls the other functions.
@@ -92,7 +96,8 @@ class Engine {
     std::int64_t num_tokens = 0;
     bool has_finished = false;
   };
-  // What a sample gained and was not polled.
+  // What a sample gained and was not polled. The tokens keep their memory: polls allocate, steps
+  // rarely do.
   struct Gain {
     Output output;
     bool is_listed = false;
@@ -118,8 +123,8 @@ class Engine {
   };
   // A sample that a sequence of the scheduler belongs to.
   struct Owner {
-    ActiveRequest* request;
-    ActiveSample* sample;
+    ActiveRequest* request = nullptr;
+    ActiveSample* sample = nullptr;
   };
 
   // A token that is to be drawn from a row of the step's logits.
@@ -146,13 +151,13 @@ class Engine {
   Status draw_all();
   // Another sample of a prompt that is computed. True: its first token is to be drawn.
   bool fork(std::int64_t parent, Owner owner);
+  // Drops draws of samples that have ended, and those that end here.
   void find_masks();
   // Those of draws_ that the device draws, to device_draws_.
   void list_device_draws();
-  Status draw_on_device();
-  // Draws while the host goes on: the next step reads the tokens where the device puts them.
-  bool can_draw_later();
-  Status draw_later();
+  // Draws while the host goes on: the next step reads the tokens where the device puts them. False:
+  // it cannot.
+  Result<bool> draw_later();
   // The tokens of draw_later(), which the next step already computes.
   Status take_drawn();
   // Without logits.
@@ -173,7 +178,7 @@ class Engine {
   bool ends_with_next(Owner owner, std::int64_t length) const;
   // is_appended: the scheduler has the token.
   void accept(Owner owner, const Sample& drawn, bool is_appended = false);
-  void finish(Owner owner, Output gained, FinishReason reason, const std::string& error = {});
+  void finish(Owner owner, Output&& gained, FinishReason reason, const std::string& error = {});
   void finish_all(ActiveRequest& active, FinishReason reason, const std::string& error);
   // The sample, or the search that the beam is part of.
   void fail(Owner owner, const std::string& error);
@@ -184,7 +189,7 @@ class Engine {
   void drop_taken() noexcept;
 
   // Adds to what poll() gives.
-  void deliver(Owner owner, Output gained);
+  void deliver(Owner owner, Output&& gained);
   // With the mutex.
   void close(Record& record, Gain& gain, FinishReason reason, std::string error) noexcept;
   void list(Gain& gain) noexcept;
@@ -200,18 +205,21 @@ class Engine {
   std::vector<Draw> draws_;                      // of the step
   std::vector<Draw> drawn_later_;                // of the step before
   std::vector<DeviceSampler::Draw> device_draws_;
+  std::vector<std::int32_t> drawn_tokens_;  // of drawn_later_
   // In memory of the host: float [max_num_seqs, vocab_size]; on a GPU one row that a draw asked
   // for.
   Buffer logits_;
   std::int64_t read_row_ = -1;
   std::vector<std::vector<std::uint64_t>> masks_;  // of draws_
   std::unordered_map<std::int64_t, ActiveRequest> active_;
-  std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
+  IdMap<Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;
   std::vector<std::int64_t> ended_;  // requests, in this step
   std::vector<ActiveRequest*> ranked_;
+  Output gained_;               // by accept()
   bool has_delivered_ = false;  // in this step
   std::int64_t num_generated_tokens_ = 0;
+  std::chrono::steady_clock::duration host_time_{};  // EngineStats::host_seconds
 
   mutable std::mutex mutex_;  // guards what follows
   std::list<Queued> queued_;

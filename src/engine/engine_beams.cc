@@ -54,7 +54,7 @@ void Engine::start_beams(ActiveRequest& active) {
   const Request& request = active.request;
   active.beams = std::make_unique<BeamRanking>(
       beam_options(request), model_.tokenizer, model_.decoder->config.vocab_size,
-      options_.max_tokens - scheduler_.num_prompt_tokens(active.samples.front().sequence));
+      options_.max_tokens - std::ssize(scheduler_.tokens(active.samples.front().sequence).prompt));
 }
 
 // A failure is that of the beam.
@@ -101,7 +101,7 @@ Status Engine::continue_beams(ActiveRequest& active) {
       failure = std::move(forked.failure());
       continue;
     }
-    owners_[sequence] = {&active, &active.samples[i]};
+    owners_.set(sequence, {&active, &active.samples[i]});
   }
   if (failure) return failure;
   for (std::size_t i = 0; i < parents.size(); ++i)
@@ -118,7 +118,7 @@ void Engine::finish_beams(ActiveRequest& active) {
   std::int64_t num_cached = 0;
   for (ActiveSample& sample : active.samples)
     if (const std::int64_t sequence = std::exchange(sample.sequence, 0); sequence != 0) {
-      num_cached = scheduler_.num_cached_tokens(sequence);
+      num_cached = scheduler_.tokens(sequence).num_cached;
       release_beam(sequence);
     }
   Result<std::vector<Completion>> found = active.beams->take();

@@ -10,12 +10,12 @@ Status Engine::draw_all() {
   std::int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
     if (!chunk.is_last) continue;
-    const auto found = owners_.find(chunk.id);
-    if (found == owners_.end()) {  // it has ended with the token that was computed
+    const Owner* const found = owners_.find(chunk.id);
+    if (found == nullptr) {  // it has ended with the token that was computed
       ++row;
       continue;
     }
-    const Owner owner = found->second;
+    const Owner owner = *found;
     // Forks share the logits after the prompt.
     if (owner.sample->idx == 0 && owner.sample->num_tokens == 0 && !owner.request->beams) {
       for (ActiveSample& sample : owner.request->samples)
@@ -25,9 +25,15 @@ Status Engine::draw_all() {
     draws_.push_back({owner, row++});
   }
   read_row_ = -1;
-  if (can_draw_later()) return draw_later();
   find_masks();
-  if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
+  if (device_sampler_ && !options_.on_logits) {
+    list_device_draws();
+    Result<bool> is_later = draw_later();
+    if (!is_later.ok()) return std::move(is_later.failure());
+    if (is_later.value()) return std::nullopt;
+    HEADRACE_TRY(
+        device_sampler_->draw(runner_->logits_on_device(), device_draws_, runner_->stream()));
+  }
   for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
   advance_beams();
   return std::nullopt;
@@ -41,19 +47,17 @@ bool Engine::fork(std::int64_t parent, Owner owner) {
     return false;
   }
   owner.sample->sequence = forked.value();
-  owners_[forked.value()] = owner;
+  owners_.set(forked.value(), owner);
   return scheduler_.state(forked.value()) == SequenceState::running;
 }
 
 SamplingInput Engine::input_of(const Draw& draw) const {
-  const std::int64_t sequence = draw.owner.sample->sequence;
-  const std::span<const std::int32_t> tokens = scheduler_.tokens(sequence);
-  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sequence));
-  return {.prompt = tokens.first(num_prompt),
-          .output = tokens.subspan(num_prompt),
+  const Scheduler::Tokens tokens = scheduler_.tokens(draw.owner.sample->sequence);
+  return {.prompt = tokens.prompt,
+          .output = tokens.output,
           .mask = draw.mask,
           .sequence_id = draw.owner.request->request.sequence_id,
-          .position = std::ssize(tokens)};
+          .position = tokens.length()};
 }
 
 // A sample whose grammar allows no token ends alone.
@@ -62,49 +66,46 @@ void Engine::find_masks() {
   for (std::size_t i = 0; i < draws_.size(); ++i) {
     Draw& draw = draws_[i];
     std::optional<text::Matcher>& matcher = draw.owner.sample->matcher;
-    if (!matcher || draw.owner.sample->has_finished) continue;
+    if (!matcher) continue;
     if (Status bad = matcher->allowed(masks_[i]))
       finish(draw.owner, {}, FinishReason::error, bad->message);
     else
       draw.mask = masks_[i];
   }
+  std::erase_if(draws_, [](const Draw& draw) { return draw.owner.sample->has_finished; });
 }
 
 void Engine::list_device_draws() {
-  device_draws_.clear();
+  device_draws_.resize(draws_.size());
+  std::size_t count = 0;
   for (Draw& draw : draws_) {
-    if (draw.owner.request->beams || draw.owner.sample->has_finished) continue;
-    draw.device_draw = std::ssize(device_draws_);
-    device_draws_.push_back(
-        {.row = draw.row, .options = &draw.owner.sample->options, .input = input_of(draw)});
+    if (draw.owner.request->beams) continue;
+    draw.device_draw = static_cast<std::int64_t>(count);
+    DeviceSampler::Draw& next = device_draws_[count++];
+    next.row = draw.row;
+    next.options = &draw.owner.sample->options;
+    next.input = input_of(draw);
+    next.token.reset();
+    next.logprob = 0;
+    next.top_logprobs.clear();
+    next.failure.reset();
   }
+  device_draws_.resize(count);
 }
 
-Status Engine::draw_on_device() {
-  list_device_draws();
-  return device_sampler_->draw(runner_->logits_on_device(), device_draws_, runner_->stream());
-}
-
-bool Engine::can_draw_later() {
-  if (!device_sampler_ || options_.on_logits || draws_.empty() ||
-      std::ranges::any_of(draws_,
-                          [](const Draw& d) { return d.owner.sample->matcher.has_value(); }))
-    return false;
-  list_device_draws();
-  return device_draws_.size() == draws_.size() && device_sampler_->can_begin(device_draws_);
-}
-
-Status Engine::draw_later() {
-  HEADRACE_TRY(
-      device_sampler_->begin(runner_->logits_on_device(), device_draws_, runner_->stream()));
+Result<bool> Engine::draw_later() {
+  if (draws_.empty() || device_draws_.size() < draws_.size()) return false;
+  Result<bool> begun =
+      device_sampler_->begin(runner_->logits_on_device(), device_draws_, runner_->stream());
+  if (!begun.ok() || !begun.value()) return begun;
   for (std::size_t i = 0; i < draws_.size(); ++i) {
-    const std::int64_t sequence = draws_[i].owner.sample->sequence;
-    draws_[i].is_appended =
-        !ends_with_next(draws_[i].owner, std::ssize(scheduler_.tokens(sequence)));
-    if (draws_[i].is_appended) scheduler_.append(sequence, -1 - static_cast<std::int32_t>(i));
+    const Owner owner = draws_[i].owner;
+    draws_[i].is_appended = !ends_with_next(owner, device_draws_[i].input.position);
+    if (draws_[i].is_appended)
+      scheduler_.append(owner.sample->sequence, -1 - static_cast<std::int32_t>(i));
   }
   drawn_later_.swap(draws_);
-  return std::nullopt;
+  return true;
 }
 
 Status Engine::take_drawn() {
@@ -113,12 +114,15 @@ Status Engine::take_drawn() {
     failed->code = ErrorCode::device_error;  // the tokens are lost, so the engine ends
     return failed;
   }
+  drawn_tokens_.clear();
+  for (const DeviceSampler::Draw& drawn : device_draws_)
+    drawn_tokens_.push_back(drawn.token.value_or(0));
+  model_.tokenizer.prefetch(drawn_tokens_);
   for (std::size_t i = 0; i < drawn_later_.size(); ++i) {
     const Draw& draw = drawn_later_[i];
     const DeviceSampler::Draw& drawn = device_draws_[i];
     if (draw.owner.sample->has_finished) continue;
-    if (draw.is_appended)
-      scheduler_.replace_last(draw.owner.sample->sequence, drawn.token.value_or(0));
+    if (draw.is_appended) scheduler_.replace_last(draw.owner.sample->sequence, drawn_tokens_[i]);
     take(draw, drawn);
   }
   drawn_later_.clear();

@@ -9,6 +9,7 @@
 
 #include "engine/generate.h"
 #include "engine/model_fixture.h"
+#include "runtime/device_wait.h"
 #include "tests/support/engine_fixture.h"
 
 namespace headrace::engine {
@@ -453,6 +454,45 @@ TEST_F(Engines, AnswerLongPromptsWithCodes) {
     wanted.ignore_end = true;
     EXPECT_EQ(answer.tokens, run_alone(model_, alone, wanted).tokens) << key.first;
   }
+}
+
+// Of what a step does besides: here it sleeps, and waits.
+TEST_F(Engines, CountTheTimeOfTheHost) {
+  using std::chrono::milliseconds;
+  using Clock = DeviceWait::Clock;
+  EngineOptions options;
+  std::int64_t num_steps = 0;
+  options.before_step = [&](std::span<const Chunk>) -> Status {
+    ++num_steps;
+    std::this_thread::sleep_for(milliseconds(2));
+    const DeviceWait wait;
+    std::this_thread::sleep_for(milliseconds(4));
+    return std::nullopt;
+  };
+  const auto engine = engine_of(model_, options);
+  EXPECT_EQ(engine->stats().host_seconds, 0);
+  ASSERT_TRUE(engine->add(request()).ok());
+  const auto waited = DeviceWait::of_thread();
+  const auto begin = Clock::now();
+  ASSERT_FALSE(engine->run());
+  const std::chrono::duration<double> all = Clock::now() - begin,
+                                      waits = DeviceWait::of_thread() - waited;
+  const double host = engine->stats().host_seconds;
+  EXPECT_GE(host, 0.002 * static_cast<double>(num_steps));
+  EXPECT_LE(host + waits.count(), all.count());
+  EXPECT_GT(waits.count(), 0.004 * static_cast<double>(num_steps));
+}
+
+TEST_F(Engines, DoNotCountTheForwardOfACpu) {
+  const auto engine = engine_of(model_, {});
+  ASSERT_TRUE(engine->add(request()).ok());
+  const auto waited = DeviceWait::of_thread();
+  const auto begin = DeviceWait::Clock::now();
+  ASSERT_FALSE(engine->run());
+  const std::chrono::duration<double> all = DeviceWait::Clock::now() - begin,
+                                      forward = DeviceWait::of_thread() - waited;
+  EXPECT_GT(forward.count(), 0);
+  EXPECT_LE(engine->stats().host_seconds + forward.count(), all.count());
 }
 
 }  // namespace

@@ -222,12 +222,13 @@ Status ModelRunner::fill(std::span<const Part> parts) {
   }
   cu_seqlens_q_.assign(1, 0);
   seqused_k_.clear();
-  block_table_.clear();
+  block_table_.resize(runs_.size() * row);
+  auto table = block_table_.begin();
   for (const Run& run : runs_) {
-    const auto table = part_tables_.begin() + static_cast<std::ptrdiff_t>(run.part * row);
     cu_seqlens_q_.push_back(cu_seqlens_q_.back() + run.num_tokens);
     seqused_k_.push_back(run.length);
-    block_table_.insert(block_table_.end(), table, table + max_pages);
+    table = std::copy_n(part_tables_.begin() + static_cast<std::ptrdiff_t>(run.part * row),
+                        max_pages, table);
   }
   max_seqlen_q_ = runs_.front().num_tokens;
   fill_recent(max_recent);
@@ -250,14 +251,15 @@ std::int64_t ModelRunner::groups_between(std::int64_t begin, std::int64_t end) c
 
 // A run of a part may begin in a later group than the part.
 void ModelRunner::fill_recent(std::int64_t max_recent) {
+  recent_table_.clear();
+  recent_slots_.clear();
+  if (!cache_.has_codes()) return;
   recent_slots_.resize(part_recent_slots_.size());
   for (std::size_t i = 0; i < part_recent_slots_.size(); ++i)
     recent_slots_[static_cast<std::size_t>(rows_[i])] = part_recent_slots_[i];
   std::int64_t width = 0;
   for (const Run& run : runs_)
     width = std::max(width, groups_between(run.length - run.num_tokens, run.length));
-  if (!cache_.has_codes()) width = 0;
-  recent_table_.clear();
   const std::int64_t group = cache_.recent_group();
   for (const Run& run : runs_) {
     const std::int64_t part_begin = lengths_[run.part] - num_tokens_[run.part];

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/math.h"
 
@@ -66,8 +67,8 @@ Result<Scheduler> Scheduler::make(KvCache& cache, const SchedulerOptions& option
 
 Scheduler::Sequence& Scheduler::insert(Sequence sequence) {
   const std::int64_t id = sequence.id;
-  Sequence& s = sequences_.emplace(id, std::move(sequence)).first->second;
-  (s.state == SequenceState::running ? running_ : waiting_).insert(&s);
+  Sequence& s = *sequences_.set(id, std::make_unique<Sequence>(std::move(sequence)));
+  s.state == SequenceState::running ? running_.insert(&s) : void(waiting_.insert(&s));
   deadlines_.push_back({id, step_ + options_.max_age_steps});
   return s;
 }
@@ -87,7 +88,7 @@ std::int64_t Scheduler::add(std::vector<std::int32_t> prompt, std::int64_t prior
 }
 
 Result<std::int64_t> Scheduler::fork(std::int64_t id) {
-  Sequence fork = sequences_.at(id);
+  Sequence fork = *sequences_.at(id);
   fork.id = last_id_ + 1;
   if (std::ssize(running_) < options_.max_num_seqs) {
     Result<std::int64_t> forked = cache_->fork(fork.cache_sequence);
@@ -104,18 +105,18 @@ Result<std::int64_t> Scheduler::fork(std::int64_t id) {
 }
 
 void Scheduler::append(std::int64_t id, std::int32_t token) {
-  sequences_.at(id).tokens.push_back(token);
+  sequences_.at(id)->tokens.push_back(token);
 }
 
 void Scheduler::replace_last(std::int64_t id, std::int32_t token) {
-  sequences_.at(id).tokens.back() = token;
+  sequences_.at(id)->tokens.back() = token;
 }
 
 Status Scheduler::finish(std::int64_t id) {
-  Sequence& s = sequences_.at(id);
+  Sequence& s = *sequences_.at(id);
   const bool has_pages = s.state == SequenceState::running || s.is_swapped;
   const Status bad = has_pages ? cache_->free(s.cache_sequence) : std::nullopt;
-  (s.state == SequenceState::running ? running_ : waiting_).erase(&s);
+  s.state == SequenceState::running ? running_.erase(&s) : void(waiting_.erase(&s));
   sequences_.erase(id);
   return bad;
 }
@@ -130,8 +131,15 @@ void Scheduler::clear() noexcept {
 }
 
 SequenceState Scheduler::state(std::int64_t id) const {
-  const auto found = sequences_.find(id);
-  return found == sequences_.end() ? SequenceState::finished : found->second.state;
+  const auto* const found = sequences_.find(id);
+  return found == nullptr ? SequenceState::finished : (*found)->state;
+}
+
+Scheduler::Tokens Scheduler::tokens(std::int64_t id) const {
+  const Sequence& s = *sequences_.at(id);
+  const auto all = std::span(s.tokens);
+  const auto num_prompt = static_cast<std::size_t>(s.num_prompt);
+  return {all.first(num_prompt), all.subspan(num_prompt), s.num_cached};
 }
 
 SchedulerStats Scheduler::stats() const {
@@ -175,28 +183,31 @@ Status Scheduler::schedule() {
 
 void Scheduler::promote_overdue() {
   for (; !deadlines_.empty() && deadlines_.front().step <= step_; deadlines_.pop_front()) {
-    const auto found = sequences_.find(deadlines_.front().id);
-    if (found == sequences_.end()) continue;
-    Sequence& s = found->second;
-    Ranked& ranked = s.state == SequenceState::running ? running_ : waiting_;
-    ranked.erase(&s);
-    s.is_overdue = true;
-    ranked.insert(&s);
+    const auto* const found = sequences_.find(deadlines_.front().id);
+    if (found == nullptr) continue;
+    Sequence& s = **found;
+    const auto move_up = [&](auto& ranked) {
+      ranked.erase(&s);
+      s.is_overdue = true;
+      ranked.insert(&s);
+    };
+    s.state == SequenceState::running ? move_up(running_) : move_up(waiting_);
   }
 }
 
 Status Scheduler::preempt_split_gangs() {
   for (const std::int64_t id : split_) {
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) continue;
-    for (Sequence* s : gang_of(running_, found->second)) HEADRACE_TRY(preempt_alone(*s));
+    const auto* const found = sequences_.find(id);
+    if (found == nullptr) continue;
+    for (Sequence* s : gang_of(running_, **found)) HEADRACE_TRY(preempt_alone(*s));
   }
   split_.clear();
   return std::nullopt;
 }
 
 // In their order.
-std::vector<Scheduler::Sequence*> Scheduler::gang_of(const Ranked& ranked, Sequence& s) const {
+template <class Ranked>
+std::vector<Scheduler::Sequence*> Scheduler::gang_of(const Ranked& ranked, Sequence& s) {
   if (s.gang == 0) return {&s};
   std::vector<Sequence*> gang;
   for (Sequence* other : ranked)
@@ -261,7 +272,7 @@ Status Scheduler::reserve_chunk(Sequence& s, std::int64_t num_tokens) {
       break;
     }
     if (full->code != ErrorCode::out_of_memory) return full;
-    HEADRACE_TRY(preempt(**running_.rbegin()));
+    HEADRACE_TRY(preempt(**std::prev(running_.end())));
   }
   return std::nullopt;
 }
@@ -444,9 +455,9 @@ void Scheduler::add_chunk(const Sequence& s, std::int64_t num_tokens) {
 
 Status Scheduler::complete() {
   for (const Chunk& chunk : chunks_) {
-    const auto found = sequences_.find(chunk.id);
-    if (found == sequences_.end()) continue;
-    Sequence& s = found->second;
+    const auto* const found = sequences_.find(chunk.id);
+    if (found == nullptr) continue;
+    Sequence& s = **found;
     const std::int64_t last = s.num_computed + static_cast<std::int64_t>(chunk.tokens.size());
     committed_.clear();
     for (std::int64_t i = s.num_computed; i < last; ++i) committed_.push_back(key(s, i));

@@ -23,15 +23,17 @@
 //     distinguish generated tokens and the lengths of short prompts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
+#include "base/id_map.h"
 #include "engine/request.h"
 #include "kv_cache/kv_cache.h"
 
@@ -108,11 +110,14 @@ class Scheduler {
   Status complete();
 
   SequenceState state(std::int64_t id) const;  // finished: also an id that is not in use
-  std::span<const std::int32_t> tokens(std::int64_t id) const { return sequences_.at(id).tokens; }
-  bool is_computed(std::int64_t id) const { return sequences_.at(id).num_left() == 0; }
-  std::int64_t num_prompt_tokens(std::int64_t id) const { return sequences_.at(id).num_prompt; }
-  // Of the prompt, found in the prefix cache when the sequence started.
-  std::int64_t num_cached_tokens(std::int64_t id) const { return sequences_.at(id).num_cached; }
+  struct Tokens {
+    std::span<const std::int32_t> prompt, output;
+    std::int64_t num_cached;  // of the prompt, in the prefix cache when the sequence started
+
+    std::int64_t length() const { return std::ssize(prompt) + std::ssize(output); }
+  };
+  Tokens tokens(std::int64_t id) const;  // valid until the sequence changes
+  bool is_computed(std::int64_t id) const { return sequences_.at(id)->num_left() == 0; }
   bool is_idle() const { return sequences_.empty(); }
   SchedulerStats stats() const;
 
@@ -140,7 +145,24 @@ class Scheduler {
   struct ByRank {
     bool operator()(const Sequence* a, const Sequence* b) const { return a->rank() < b->rank(); }
   };
-  using Ranked = std::set<Sequence*, ByRank>;
+  using Waiting = std::set<Sequence*, ByRank>;
+  // As a set, in one array: a step visits all that run several times.
+  class Running {
+   public:
+    void insert(Sequence* s) { all_.insert(place_of(s), s); }
+    void erase(Sequence* s) { all_.erase(place_of(s)); }
+    void clear() noexcept { all_.clear(); }
+    bool empty() const { return all_.empty(); }
+    std::size_t size() const { return all_.size(); }
+    auto begin() const { return all_.begin(); }
+    auto end() const { return all_.end(); }
+
+   private:
+    std::vector<Sequence*>::const_iterator place_of(Sequence* s) const {
+      return std::ranges::lower_bound(all_, s, ByRank());
+    }
+    std::vector<Sequence*> all_;
+  };
   struct Deadline {
     std::int64_t id, step;
   };
@@ -166,7 +188,8 @@ class Scheduler {
   Result<bool> swap_in(Sequence& s);
   // Starts the sequences, a waiting one or a gang, or none of them.
   Result<bool> start_all(std::span<Sequence* const> sequences);
-  std::vector<Sequence*> gang_of(const Ranked& ranked, Sequence& s) const;
+  template <class Ranked>  // Waiting or Running
+  static std::vector<Sequence*> gang_of(const Ranked& ranked, Sequence& s);
   void add_chunk(const Sequence& s, std::int64_t num_tokens);
 
   std::int64_t chunk_size(const Sequence& s, std::int64_t num_computed) const;
@@ -180,8 +203,9 @@ class Scheduler {
 
   KvCache* cache_;
   SchedulerOptions options_;
-  std::unordered_map<std::int64_t, Sequence> sequences_;
-  Ranked waiting_, running_;  // waiting: also preempted
+  IdMap<std::unique_ptr<Sequence>> sequences_;
+  Waiting waiting_;  // also preempted
+  Running running_;
   std::deque<Deadline> deadlines_;
   std::vector<std::int64_t> split_;  // forks of gangs that wait
   std::int64_t last_id_ = 0, step_ = 0;

@@ -173,7 +173,7 @@ TEST(Chunks, FindAsManyCachedPagesAsLeaveAChunk) {
           const bool is_found = before >= min_chunk || before == after;
           const std::int64_t most =
               std::max<std::int64_t>(0, std::min({before, after - 1, after - min_chunk}));
-          EXPECT_EQ(alone.scheduler->num_cached_tokens(next),
+          EXPECT_EQ(alone.scheduler->tokens(next).num_cached,
                     is_found ? most / page_size * page_size : 0)
               << "pages of " << page_size << ", min_chunk " << min_chunk << ", prompts of "
               << before << ", then " << after;

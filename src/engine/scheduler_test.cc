@@ -400,7 +400,7 @@ class Gangs : public ::testing::Test {
 
   // Each of the next members continues one of these.
   void extend(Gang& gang) {
-    if (std::ssize(scheduler_.tokens(gang.members[0])) == gang.length) {
+    if (scheduler_.tokens(gang.members[0]).length() == gang.length) {
       for (const std::int64_t id : std::exchange(gang.members, {}))
         EXPECT_FALSE(scheduler_.finish(id));
       return;

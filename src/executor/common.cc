@@ -1,5 +1,6 @@
 #include "executor/common.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "attention/select.h"
@@ -9,11 +10,16 @@
 
 namespace headrace {
 
+std::size_t at_least_half_more(const Buffer& buffer, std::size_t bytes) {
+  return std::max(bytes, buffer.bytes() + buffer.bytes() / 2);
+}
+
 Status grow(Device& device, Stream stream, Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes() && buffer.data() != nullptr) return std::nullopt;
   if (buffer.data() != nullptr) HEADRACE_TRY(device.synchronise(stream));
+  const std::size_t more = at_least_half_more(buffer, bytes);
   buffer = {};  // free the old memory first
-  buffer = device.allocate(bytes);
+  buffer = device.allocate(more);
   if (buffer.data() != nullptr) return std::nullopt;
   return Failure{ErrorCode::out_of_memory,
                  format_text("no memory for {} bytes of activations; use smaller batches", bytes)};

@@ -111,6 +111,18 @@ TEST(Grow, WaitsForTheStreamBeforeItFrees) {
   EXPECT_EQ(device.num_waits, (std::map<Stream, int>{{stream, 1}}));
 }
 
+TEST(Grow, GrowsByHalfAtLeast) {
+  WaitedFor device;
+  Buffer buffer;
+  std::size_t bytes = 1000;
+  ASSERT_FALSE(grow(device, nullptr, buffer, bytes));
+  EXPECT_EQ(buffer.bytes(), 1000u);
+  for (; bytes <= 8000; ++bytes) ASSERT_FALSE(grow(device, nullptr, buffer, bytes));
+  EXPECT_EQ(device.num_waits[nullptr], 6) << "1500, 2250, 3375, 5062, 7593 and 11389 bytes";
+  ASSERT_FALSE(grow(device, nullptr, buffer, 90000));
+  EXPECT_EQ(buffer.bytes(), 90000u);
+}
+
 TEST(SharedPrefix, OfOneSequenceIsNone) {
   EXPECT_EQ(repeated(1, 4000, 0).shared_prefix(), 0);
   EXPECT_EQ(repeated(2, 4000, 4000).shared_prefix(2), 0);

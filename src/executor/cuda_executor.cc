@@ -19,6 +19,10 @@ constexpr DType kDType = DType::bf16;
 constexpr std::int64_t kColumnMultiple = 8;  // of a product's columns
 constexpr std::size_t kAlignment = 256;      // of arrays in a buffer
 
+// Of the arrays of a batch, so that they rarely grow: block tables of 256 sequences of 16384 tokens
+// in pages of 16 have 1 MB.
+constexpr std::size_t kLeastBatchBytes = 1 << 20;
+
 // Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
 constexpr std::int64_t kMaxGraphTokens = 256;
 
@@ -243,15 +247,16 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
       static_cast<std::size_t>(batch_->num_seqs() * max_pages) * sizeof(std::int32_t);
   HEADRACE_TRY(cuda::wait(copied_));  // the copy of the step before reads staging_
   if (bytes > staging_.bytes()) {
+    const std::size_t more = std::max(at_least_half_more(staging_, bytes), kLeastBatchBytes);
     staging_ = {};  // free the old memory first
-    staging_ = device_.allocate_host(bytes);
+    staging_ = device_.allocate_host(more);
     if (staging_.data() == nullptr)
       return Failure{ErrorCode::out_of_memory,
                      format_text("no page-locked memory for {} bytes of a batch; use smaller "
                                  "batches",
                                  bytes)};
   }
-  HEADRACE_TRY(grow(device_, stream_.get(), arrays_, bytes));
+  HEADRACE_TRY(grow(device_, stream_.get(), arrays_, std::max(bytes, kLeastBatchBytes)));
   for (std::size_t i = 0; i < kCount; ++i)
     std::copy(arrays[i].begin(), arrays[i].end(), staging_.data() + offsets[i]);
   pad_rows(batch_->block_table, batch_->max_pages(), max_pages,

@@ -22,9 +22,9 @@ constexpr std::int64_t kMaxCandidates = 4096;
 static_assert(kMaxCandidates >= kWeightBlock);
 // A draw has up to two queries.
 constexpr std::int64_t kMaxDraws = kMaxLogitQueries / 2;
-// Of a round, which bound its memory; draws with more take another one. Rows that masks, biases and
-// penalties change, and ranges of candidates.
-constexpr std::int64_t kMaxEditedRows = 64, kMaxRanges = 512;
+// Of a round, which bound its memory; draws with more take another one. Bytes of rows that biases
+// and penalties change (523 of a vocabulary of 128256), of masks (4186), and ranges of candidates.
+constexpr std::int64_t kMaxEditedBytes = 256 << 20, kMaxMaskBytes = 64 << 20, kMaxRanges = 512;
 static_assert(kMaxRanges >= 2);
 constexpr double kLargest = -1;  // in place of a random number
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -39,6 +39,11 @@ float temperature_of_sums(const SamplingOptions& o, std::int64_t vocab_size) {
   if (o.order == SamplingOrder::llama_cpp && has_filters(o, vocab_size)) return 1;
   if (o.temperature == 0) return o.num_logprobs ? 1 : 0;
   return static_cast<float>(o.temperature);
+}
+
+// Parts of up to max_draws draws that fit in max_bytes: at least one.
+std::int64_t num_that_fit(std::int64_t max_draws, std::int64_t bytes, std::int64_t max_bytes) {
+  return std::clamp<std::int64_t>(max_bytes / bytes, 1, max_draws);
 }
 
 double uniform_of(const DeviceSampler::Draw& draw) {
@@ -76,18 +81,20 @@ class DeviceSampler::State {
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
         filter_(host),
-        edits_(device, vocab_size, std::min(max_draws, kMaxEditedRows)),
+        edits_(device, vocab_size, num_that_fit(max_draws, 4 * vocab_size, kMaxEditedBytes),
+               num_that_fit(max_draws, 8 * num_maxima_, kMaxMaskBytes)),
         plans_(static_cast<std::size_t>(max_draws)) {}
   // The device reads and writes memory of the host.
   ~State() {
-    if (stream_) static_cast<void>(device_.synchronise(*stream_));
+    if (!stream_) return;
+    static_cast<void>(device_.synchronise(uploads_.get()));
+    static_cast<void>(device_.synchronise(*stream_));
   }
   State(const State&) = delete;
 
   Status allocate();
   Status draw(const float* logits, std::span<Draw> draws, Stream stream);
-  bool can_begin(std::span<const Draw> draws) const;
-  Status begin(const float* logits, std::span<const Draw> draws, Stream stream);
+  Result<bool> begin(const float* logits, std::span<const Draw> draws, Stream stream);
   Status end(std::span<Draw> draws);
   const std::int32_t* tokens_on_device() const { return tokens_; }
 
@@ -117,6 +124,9 @@ class DeviceSampler::State {
   std::int64_t max_ranges_of(const SamplingOptions& o) const {
     return has_filters(o, vocab_size_) + has_top_logprobs(o);
   }
+  bool has_ranges(std::span<const Draw> draws) const {
+    return std::ranges::any_of(draws, [&](const Draw& d) { return max_ranges_of(*d.options) > 0; });
+  }
   std::size_t plan(const float* logits, std::span<const Draw> draws);
   Status enqueue();
   Status pick_out(std::span<const Draw> draws);
@@ -131,23 +141,24 @@ class DeviceSampler::State {
 
   Device& device_;
   std::optional<Stream> stream_;  // of the last draws
+  cuda::OwnedStream uploads_;     // beside it, while it computes the logits
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
   LogitFilter filter_;
   DeviceEdits edits_;
   std::vector<Plan> plans_;
   std::int64_t num_queries_ = 0, num_ranges_ = 0;  // of the plans
+  bool has_weights_ = false;                       // a query has a temperature
 
   Buffer on_device_, on_host_;  // Arrays
   Arrays device_arrays_{}, host_arrays_{};
-  float* row_maxima_ = nullptr;  // in memory of the device, as the next two
-  double* block_sums_ = nullptr;
+  double* block_sums_ = nullptr;  // in memory of the device, as the next one
   std::int32_t* tokens_ = nullptr;
   Buffer found_;  // of the host, written by the device
   std::int32_t* counts_ = nullptr;
   Candidate* candidates_ = nullptr;  // [max_ranges, kMaxCandidates]
   float* model_logits_ = nullptr;    // [max_ranges, kMaxCandidates]
   DrawnToken* drawn_ = nullptr;
-  cuda::Event has_drawn_;  // behind the draws of enqueue()
+  cuda::Event has_uploaded_, has_drawn_;  // behind the uploads and the draws of enqueue()
 };
 
 DeviceSampler::State::Arrays DeviceSampler::State::arrays_in(Buffer& buffer,
@@ -160,14 +171,19 @@ DeviceSampler::State::Arrays DeviceSampler::State::arrays_in(Buffer& buffer,
 }
 
 Status DeviceSampler::State::allocate() {
-  Result<cuda::Event> event = cuda::make_event(device_.info().device_id);
-  if (!event.ok()) return std::move(event.failure());
-  has_drawn_ = std::move(event.value());
+  const int device_id = device_.info().device_id;
+  for (cuda::Event* event : {&has_uploaded_, &has_drawn_}) {
+    Result<cuda::Event> made = cuda::make_event(device_id);
+    if (!made.ok()) return std::move(made.failure());
+    *event = std::move(made.value());
+  }
+  Result<cuda::OwnedStream> stream = cuda::make_stream(device_id);
+  if (!stream.ok()) return std::move(stream.failure());
+  uploads_ = std::move(stream.value());
   // First the sizes, then the places.
   for (const bool is_allocated : {false, true}) {
     std::size_t bytes = 0, host_bytes = 0, found_bytes = 0;
     device_arrays_ = arrays_in(on_device_, bytes);
-    row_maxima_ = part<float>(on_device_, bytes, max_queries());
     block_sums_ = part<double>(on_device_, bytes, max_queries() * num_sums_);
     tokens_ = part<std::int32_t>(on_device_, bytes, max_queries());
     host_arrays_ = arrays_in(on_host_, host_bytes);
@@ -194,30 +210,20 @@ Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws, St
     const std::span<Draw> now = draws.first(plan(logits, draws));
     draws = draws.subspan(now.size());
     HEADRACE_TRY(enqueue());
-    if (std::ranges::any_of(now, [&](const Draw& d) { return max_ranges_of(*d.options) > 0; }))
-      HEADRACE_TRY(pick_out(now));
+    if (has_ranges(now)) HEADRACE_TRY(pick_out(now));
     HEADRACE_TRY(end(now));
   }
   return std::nullopt;
 }
 
-bool DeviceSampler::State::can_begin(std::span<const Draw> draws) const {
-  std::int64_t num_edited = 0;
-  for (const Draw& draw : draws) {
-    const SamplingOptions& o = *draw.options;
-    if (max_ranges_of(o) > 0 || !draw.input.mask.empty() || has_penalties(o) ||
-        o.logit_bias.size() > DeviceEdits::kMaxListed)
-      return false;
-    num_edited += !o.logit_bias.empty();
-  }
-  return std::ssize(draws) <= max_draws_ && num_edited <= edits_.max_rows();
-}
-
-Status DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws,
-                                   Stream stream) {
+Result<bool> DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws,
+                                         Stream stream) {
+  if (has_ranges(draws) || plan(logits, draws) < draws.size()) return false;
+  const std::span<const Plan> plans = std::span(plans_).first(draws.size());
+  if (std::ranges::any_of(plans, &Plan::is_left)) return false;
   stream_ = stream;
-  plan(logits, draws);
-  return enqueue();
+  if (Status failed = enqueue()) return std::move(*failed);
+  return true;
 }
 
 Status DeviceSampler::State::end(std::span<Draw> draws) {
@@ -235,15 +241,18 @@ std::size_t DeviceSampler::State::plan(const float* logits, std::span<const Draw
   for (const Draw& draw :
        draws.first(std::min(draws.size(), static_cast<std::size_t>(max_draws_)))) {
     const SamplingOptions& o = *draw.options;
-    const float *const row = logits + draw.row * vocab_size_, *edited = row;
+    const float* const row = logits + draw.row * vocab_size_;
+    DeviceEdits::Edited edited{.row = row};
     if ((num_ranges += max_ranges_of(o)) > max_ranges()) break;
     if (!draw.input.mask.empty() || changes_logits(o)) {
       if (edits_.is_full()) break;
       edited = edits_.add(row, draw.input, o);
     }
-    plans_[static_cast<std::size_t>(num_queries_)] = {.is_left = edited == nullptr};
-    queries[num_queries_++] = {.row = edited == nullptr ? row : edited,
+    const bool is_left = edited.row == nullptr;
+    plans_[static_cast<std::size_t>(num_queries_)] = {.is_left = is_left};
+    queries[num_queries_++] = {.row = is_left ? row : edited.row,
                                .model_row = row,
+                               .mask = edited.mask,
                                .temperature = temperature_of_sums(o, vocab_size_),
                                .uniform = o.temperature == 0 ? kLargest : uniform_of(draw)};
   }
@@ -252,33 +261,41 @@ std::size_t DeviceSampler::State::plan(const float* logits, std::span<const Draw
     const SamplingOptions& o = *draws[i].options;
     const LogitQuery& own = queries[i];
     if (!o.num_logprobs || o.logprobs_mode != LogprobsMode::raw) continue;
-    const bool is_own = own.row == own.model_row && own.temperature == 1;
+    const bool is_own = own.row == own.model_row && own.mask == nullptr && own.temperature == 1;
     plans_[i].logprob_query = is_own ? static_cast<std::int64_t>(i) : num_queries_;
-    if (!is_own) queries[num_queries_++] = {own.model_row, own.model_row, 1, kLargest};
+    if (!is_own) queries[num_queries_++] = {own.model_row, own.model_row, nullptr, 1, kLargest};
   }
+  has_weights_ =
+      std::ranges::any_of(std::span(queries, static_cast<std::size_t>(num_queries_)),
+                          [](const LogitQuery& query) { return query.temperature != 0; });
   return num_draws;
 }
 
-// The passes that need no host.
+// The passes that need no host. Masks of 256 draws have 4 MB, which a stream of their own copies
+// while the logits are computed; the draws before have ended.
 Status DeviceSampler::State::enqueue() {
   const int device_id = device_.info().device_id;
   const Arrays& d = device_arrays_;
   const ByteCopy queries = copy_of(host_arrays_.queries, d.queries, num_queries_);
   HEADRACE_TRY(device_.copy({&queries, 1}, *stream_));
-  HEADRACE_TRY(edits_.apply(*stream_));
+  if (!edits_.is_empty()) {
+    HEADRACE_TRY(edits_.upload(uploads_.get()));
+    HEADRACE_TRY(cuda::record(has_uploaded_, uploads_.get()));
+    HEADRACE_TRY(cuda::wait_on(*stream_, has_uploaded_));
+    HEADRACE_TRY(edits_.apply(*stream_));
+  }
   HEADRACE_TRY(cuda::summarise_logits({.vocab_size = vocab_size_,
                                        .queries = d.queries,
                                        .num_queries = num_queries_,
+                                       .has_weights = has_weights_,
                                        .maxima = d.maxima,
-                                       .block_sums = block_sums_,
-                                       .row_maxima = row_maxima_},
+                                       .block_sums = block_sums_},
                                       device_id, *stream_));
   HEADRACE_TRY(cuda::draw_tokens({.vocab_size = vocab_size_,
                                   .queries = d.queries,
                                   .num_queries = num_queries_,
                                   .maxima = d.maxima,
                                   .block_sums = block_sums_,
-                                  .row_maxima = row_maxima_,
                                   .drawn = drawn_,
                                   .tokens = tokens_},
                                  device_id, *stream_));
@@ -437,10 +454,7 @@ DeviceSampler& DeviceSampler::operator=(DeviceSampler&&) noexcept = default;
 Status DeviceSampler::draw(const float* logits, std::span<Draw> draws, Stream stream) {
   return state_->draw(logits, draws, stream);
 }
-bool DeviceSampler::can_begin(std::span<const Draw> draws) const {
-  return state_->can_begin(draws);
-}
-Status DeviceSampler::begin(const float* logits, std::span<const Draw> draws, Stream stream) {
+Result<bool> DeviceSampler::begin(const float* logits, std::span<const Draw> draws, Stream stream) {
   return state_->begin(logits, draws, stream);
 }
 const std::int32_t* DeviceSampler::tokens_on_device() const { return state_->tokens_on_device(); }

@@ -44,12 +44,11 @@ class DeviceSampler {
   // work and must outlive the sampler. Returns when the tokens are there. device_error.
   Status draw(const float* logits, std::span<Draw> draws, Stream stream);
 
-  // The same in two calls: begin() returns when draws are enqueued, and the tokens are in memory of
-  // the device for later work of the stream. Whether it takes them: up to max_draws that need no
-  // host, so greedy or without filters, with logprobs of the drawn tokens alone; no masks or
-  // penalties, which depend on the token before.
-  bool can_begin(std::span<const Draw> draws) const;
-  Status begin(const float* logits, std::span<const Draw> draws, Stream stream);
+  // The same in two calls: begin() returns when draws are enqueued, and the tokens are in memory
+  // of the device for later work of the stream. False: it has enqueued nothing. It takes up to
+  // max_draws that need no host: greedy or without filters, with logprobs of the drawn tokens
+  // alone, and masks, biases and penalties for which the device has memory.
+  Result<bool> begin(const float* logits, std::span<const Draw> draws, Stream stream);
   const std::int32_t* tokens_on_device() const;  // [max_draws]
   Status end(std::span<Draw> draws);             // those of begin()
 

@@ -31,6 +31,7 @@ void StopMatcher::advance(Stop& stop, char byte) {
 
 StopMatcher::Output StopMatcher::push(std::string_view piece) {
   if (is_stopped_) return {};
+  if (stops_.empty()) return {std::string(piece), {}};
   std::size_t num_held = 0;
   for (std::size_t i = 0; i < piece.size(); ++i) {
     std::optional<std::size_t> complete;

@@ -179,6 +179,17 @@ std::string_view Tokenizer::bytes_of(TokenId token) const {
   return std::string_view(bytes_).substr(begin, ends_[i] - begin);
 }
 
+void Tokenizer::prefetch(std::span<const TokenId> tokens) const {
+  const auto is_known = [this](TokenId token) { return token >= 0 && token < vocab_size(); };
+  for (const TokenId token : tokens) {
+    if (!is_known(token)) continue;
+    __builtin_prefetch(&kinds_[static_cast<std::size_t>(token)]);
+    __builtin_prefetch(&ends_[static_cast<std::size_t>(token)]);
+  }
+  for (const TokenId token : tokens)
+    if (is_known(token)) __builtin_prefetch(bytes_of(token).data());
+}
+
 std::optional<TokenId> Tokenizer::find(std::string_view text) const {
   TokenId token = all_special_.find(text);
   if (token < 0) token = normal_.find(text, text_of());

@@ -297,25 +297,64 @@ TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
 }
 
 TEST_P(DeviceSamplerOnGpu, BeginsWhatNeedsNoHost) {
-  const DeviceSampler sampler = make(100);
-  const auto can_begin = [&](const SamplingOptions& o, std::size_t count = 1,
-                             std::span<const std::uint64_t> mask = {}) {
-    return sampler.can_begin(std::vector<DeviceSampler::Draw>(
-        count, {.row = 0, .options = &o, .input = {.mask = mask}}));
+  DeviceSampler sampler = make(100);
+  Random random(5);
+  add_row(Kind::normal, random);
+  const OnDevice<float> logits(rows_);
+  const auto begins = [&](const SamplingOptions& o, std::size_t count = 1,
+                          const SamplingInput& input = {}) {
+    std::vector<DeviceSampler::Draw> draws(count, {.row = 0, .options = &o, .input = input});
+    const bool has_begun = sampler.begin(logits.data(), draws, nullptr).value();
+    if (has_begun) EXPECT_FALSE(sampler.end(draws));
+    for (const auto& draw : draws) EXPECT_EQ(draw.token || draw.failure, has_begun);
+    return has_begun;
   };
-  const std::vector<std::uint64_t> mask(static_cast<std::size_t>((vocab_size_ + 63) / 64));
-  EXPECT_TRUE(can_begin({}, 100));
-  EXPECT_FALSE(can_begin({}, 101));
-  EXPECT_TRUE(can_begin({.temperature = 0, .top_p = 0.5}));
-  EXPECT_TRUE(can_begin({.num_logprobs = 0}));
-  EXPECT_TRUE(can_begin({.logit_bias = {{0, 1}}}, 64));
-  EXPECT_FALSE(can_begin({.logit_bias = {{0, 1}}}, 65));
-  EXPECT_FALSE(can_begin({.logit_bias = std::vector<LogitBias>(10000)}));
-  EXPECT_FALSE(can_begin({.top_p = 0.5}));
-  EXPECT_FALSE(can_begin({.num_logprobs = 1}));
-  EXPECT_FALSE(can_begin({.repetition_penalty = 2}));
-  EXPECT_FALSE(can_begin({.frequency_penalty = 2}));
-  EXPECT_FALSE(can_begin({}, 1, mask));
+  const std::vector<std::uint64_t> mask(static_cast<std::size_t>((vocab_size_ + 63) / 64), 1);
+  const std::vector<std::int32_t> history(300, 0);
+  EXPECT_TRUE(begins({}, 100));
+  EXPECT_FALSE(begins({}, 101));
+  EXPECT_TRUE(begins({.temperature = 0, .top_p = 0.5}));
+  EXPECT_TRUE(begins({.num_logprobs = 0}));
+  EXPECT_TRUE(begins({.logit_bias = {{0, 1}}}, 100));
+  EXPECT_TRUE(begins({}, 100, {.mask = mask}));
+  EXPECT_TRUE(begins({.repetition_penalty = 2}, 100, {.output = history}));
+  EXPECT_TRUE(
+      begins({.frequency_penalty = 2, .num_logprobs = 0}, 100, {.output = history, .mask = mask}));
+  EXPECT_FALSE(begins({.top_p = 0.5}));
+  EXPECT_FALSE(begins({.num_logprobs = 1}));
+  // Longer lists than there is memory for: of a row, and of all.
+  EXPECT_FALSE(begins({.logit_bias = std::vector<LogitBias>(8193)}));
+  EXPECT_TRUE(begins({.logit_bias = std::vector<LogitBias>(8192)}, 64));
+  EXPECT_FALSE(begins({.logit_bias = std::vector<LogitBias>(8192)}, 65));
+  const auto outside = static_cast<std::int32_t>(vocab_size_);
+  EXPECT_FALSE(begins({.repetition_penalty = 2}, 1, {.output = {&outside, 1}}));
+}
+
+// 256 MB of rows that biases change, 64 MB of masks.
+TEST(DeviceSamplerOnGpuLimits, BeginsWhatItHasMemoryFor) {
+  HEADRACE_NEEDS_GPU(80);
+  constexpr std::int64_t kVocabSize = 152064, kRows = (256 << 20) / (4 * kVocabSize),
+                         kMasks = (64 << 20) / (kVocabSize / 8);
+  const auto device = std::move(cuda::make_device(0).value());
+  DeviceSampler sampler =
+      std::move(DeviceSampler::make(*device, cpu_info().value(), kMasks + 1, kVocabSize).value());
+  const OnDevice<float> logits(std::vector<float>(kVocabSize, 1.0f));
+  const SamplingOptions greedy{.temperature = 0}, biased{.temperature = 0, .logit_bias = {{99, 1}}};
+  std::vector<std::uint64_t> mask(kVocabSize / 64);
+  mask.back() = 1;
+  const auto expect_limit = [&](std::int64_t most, const DeviceSampler::Draw& draw,
+                                std::int32_t token) {
+    std::vector<DeviceSampler::Draw> draws(static_cast<std::size_t>(most + 1), draw);
+    EXPECT_FALSE(sampler.begin(logits.data(), draws, nullptr).value());
+    ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
+    for (const auto& drawn : draws) ASSERT_EQ(drawn.token, token);
+    draws.assign(static_cast<std::size_t>(most), draw);
+    EXPECT_TRUE(sampler.begin(logits.data(), draws, nullptr).value());
+    ASSERT_FALSE(sampler.end(draws));
+    for (const auto& drawn : draws) ASSERT_EQ(drawn.token, token);
+  };
+  expect_limit(kRows, {.row = 0, .options = &biased, .input = {}}, 99);
+  expect_limit(kMasks, {.row = 0, .options = &greedy, .input = {.mask = mask}}, kVocabSize - 64);
 }
 
 // In two calls: the tokens stay on the device, and errors are those of the host.
@@ -334,12 +373,21 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
       const auto last = static_cast<std::int32_t>(vocab_size_ - 1);
       if (position % 4 == 3) options.logit_bias = {{last, 9.0f}, {0, -1.0f}, {last, 0.1f}};
       if (position % 8 == 7) options.logit_bias.push_back({last / 2, -kInfinity});
+      if (position % 5 == 4) options.repetition_penalty = 1.3;
+      if (position % 7 >= 5) options.presence_penalty = 0.5, options.frequency_penalty = -0.1;
+      const std::vector<std::int32_t> history = {last, last / 3, last, 0};
       std::vector<DeviceSampler::Draw> draws;
+      std::vector<std::vector<std::uint64_t>> masks;
+      for (std::int64_t row = 6; row >= 0; --row) masks.push_back(mask_of(vocab_size_, random));
       for (std::int64_t row = 6; row >= 0; --row)
-        draws.push_back(
-            {.row = row, .options = &options, .input = {.sequence_id = 3, .position = position}});
-      ASSERT_TRUE(sampler.can_begin(draws));
-      ASSERT_FALSE(sampler.begin(logits.data(), draws, nullptr));
+        draws.push_back({.row = row,
+                         .options = &options,
+                         .input = {.prompt = history,
+                                   .output = history,
+                                   .mask = masks[static_cast<std::size_t>(row)],
+                                   .sequence_id = 3,
+                                   .position = position}});
+      ASSERT_TRUE(sampler.begin(logits.data(), draws, nullptr).value());
       ASSERT_FALSE(sampler.end(draws));
       std::vector<std::int32_t> tokens(draws.size());
       ASSERT_FALSE(device_->download(sampler.tokens_on_device(), tokens.data(),

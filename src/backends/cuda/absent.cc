@@ -51,6 +51,7 @@ Status launch_graph(const Graph&, Stream) { return absent(); }
 void DestroyEvent::operator()(void*) const {}
 Result<Event> make_event(int) { return absent(); }
 Status record(const Event&, Stream) { return absent(); }
+Status wait_on(Stream, const Event&) { return absent(); }
 Status wait(const Event&) { return absent(); }
 void DestroyTimer::operator()(void*) const {}
 Result<Timer> make_timer(int) { return absent(); }

@@ -4,6 +4,7 @@
 
 #include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/status.cuh"
+#include "runtime/device_wait.h"
 
 namespace headrace::cuda {
 namespace {
@@ -35,10 +36,19 @@ Status record(const Event& event, Stream stream) {
                      "marking the work of a stream of cuda:{}", device_id);
 }
 
+Status wait_on(Stream stream, const Event& event) {
+  const int device_id = event.get_deleter().device_id;
+  const DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  return cuda_status(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_of(event), 0),
+                     "ordering two streams of cuda:{}", device_id);
+}
+
 Status wait(const Event& event) {
   const int device_id = event.get_deleter().device_id;
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
+  const DeviceWait wait;
   return cuda_status(cudaEventSynchronize(event_of(event)), "waiting for a stream of cuda:{}",
                      device_id);
 }

@@ -6,6 +6,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/status.cuh"
+#include "runtime/device_wait.h"
 
 namespace headrace::cuda {
 namespace {
@@ -63,6 +64,7 @@ class CudaDevice final : public Device {
   Status synchronise(Stream stream) override {
     const DeviceScope scope(info().device_id);
     if (scope.status()) return scope.status();
+    const DeviceWait wait;
     return cuda_status(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
                        "waiting for the stream {} of cuda:{}", stream, info().device_id);
   }

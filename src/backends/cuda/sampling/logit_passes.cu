@@ -26,22 +26,30 @@ __device__ __forceinline__ float warp_nan_or_max(float x) {
   return x;
 }
 
-// Copies rows and forbids what their masks do. A warp per block. Adds -infinity rather than storing
-// it, so that a NaN of the model is still found, and 0 beside it, as the CPU does.
+// A logit after the word of its mask. Adds -infinity rather than storing it, so that a NaN of the
+// model is still found, and 0 beside it, as the CPU does.
+constexpr std::uint64_t kEvery = ~std::uint64_t{0};
+__device__ __forceinline__ float masked(float logit, std::uint64_t allowed, std::int64_t token) {
+  if (allowed == kEvery) return logit;
+  return __fadd_rn(logit, (allowed >> token % kLogitBlock & 1) != 0 ? 0.0f : -INFINITY);
+}
+__device__ __forceinline__ std::uint64_t word_of(const std::uint64_t* mask, std::int64_t block) {
+  return mask == nullptr ? kEvery : mask[block];
+}
+__device__ __forceinline__ float logit_at(const LogitQuery& query, std::int64_t token) {
+  return masked(query.row[token], word_of(query.mask, token / kLogitBlock), token);
+}
+
+// Copies rows and forbids what their masks do. A warp per block.
 __global__ void __launch_bounds__(kThreads) mask_kernel(const EditLogitsArgs p) {
   const LogitEdits& edits = p.rows[blockIdx.y];
   const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (block * kLogitBlock >= p.vocab_size) return;
-  constexpr std::uint64_t kEvery = ~std::uint64_t{0};
-  const std::uint64_t allowed = edits.mask == nullptr ? kEvery : edits.mask[block];
+  const std::uint64_t allowed = word_of(edits.mask, block);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int bit = half * 32 + static_cast<int>(threadIdx.x) % 32;
-    const std::int64_t i = block * kLogitBlock + bit;
-    if (i >= p.vocab_size) continue;
-    float logit = edits.from[i];
-    if (allowed != kEvery) logit = __fadd_rn(logit, (allowed >> bit & 1) != 0 ? 0.0f : -INFINITY);
-    edits.to[i] = logit;
+    const std::int64_t i = block * kLogitBlock + half * 32 + threadIdx.x % 32;
+    if (i < p.vocab_size) edits.to[i] = masked(edits.from[i], allowed, i);
   }
 }
 
@@ -74,17 +82,32 @@ __global__ void __launch_bounds__(kThreads) edit_kernel(const EditLogitsArgs p) 
   }
 }
 
+// The largest logit of a row, NaN if a maximum of its blocks is; every thread gets it.
+__device__ __forceinline__ float row_max(const float* maxima, std::int64_t num_maxima) {
+  __shared__ float of_warps[kWarps];
+  float max = -INFINITY;
+  for (std::int64_t i = threadIdx.x; i < num_maxima; i += kThreads)
+    max = nan_or_max(max, maxima[i]);
+  max = warp_nan_or_max(max);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = max;
+  __syncthreads();
+  for (const float other : of_warps) max = nan_or_max(max, other);
+  return max;
+}
+
 // A warp per block.
 __global__ void __launch_bounds__(kThreads) maxima_kernel(const SummariseLogitsArgs p) {
   const std::int64_t num_blocks = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
   const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (block >= num_blocks) return;
-  const float* row = p.queries[blockIdx.y].row;
+  const LogitQuery query = p.queries[blockIdx.y];
   float max = -INFINITY;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t i = block * kLogitBlock + half * 32 + threadIdx.x % 32;
-    if (i < p.vocab_size) max = nan_or_max(max, row[i] < INFINITY ? row[i] : NAN);
+    if (i >= p.vocab_size) continue;
+    const float logit = logit_at(query, i);
+    max = nan_or_max(max, logit < INFINITY ? logit : NAN);
   }
   max = warp_nan_or_max(max);
   if (threadIdx.x % 32 == 0) p.maxima[blockIdx.y * num_blocks + block] = max;
@@ -113,25 +136,15 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArg
   const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
   const std::int64_t num_sums = (p.vocab_size + kWeightBlock - 1) / kWeightBlock;
   const LogitQuery query = p.queries[blockIdx.y];
-  if (blockIdx.x > 0 && query.temperature == 0) return;
-  __shared__ float maxima[kWarps];
-  float max = -INFINITY;
-  for (std::int64_t i = threadIdx.x; i < num_maxima; i += kThreads)
-    max = nan_or_max(max, p.maxima[blockIdx.y * num_maxima + i]);
-  max = warp_nan_or_max(max);
-  if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
-  __syncthreads();
-  for (const float other : maxima) max = nan_or_max(max, other);
-  if (blockIdx.x == 0 && threadIdx.x == 0) p.row_maxima[blockIdx.y] = max;
-
+  if (query.temperature == 0) return;
+  const float max = row_max(p.maxima + blockIdx.y * num_maxima, num_maxima);
   const std::int64_t block = std::int64_t{blockIdx.x} * kSumsOfCta + threadIdx.x / kSumLanes;
-  const float* row = query.row;
   double sum = 0;
-  if (block < num_sums && query.temperature != 0) {
+  if (block < num_sums) {
 #pragma unroll 4
     for (std::int64_t i = block * kWeightBlock + threadIdx.x % kSumLanes;
          i < min((block + 1) * kWeightBlock, p.vocab_size); i += kSumLanes)
-      sum += static_cast<double>(weight_of(row[i], max, query.temperature));
+      sum += static_cast<double>(weight_of(logit_at(query, i), max, query.temperature));
   }
 #pragma unroll
   for (int half = kSumLanes / 2; half > 0; half /= 2)
@@ -156,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const std::int64_t token = block * kLogitBlock + half * 32 + lane;
-        logit[half] = token < p.vocab_size ? query.row[token] : -INFINITY;
+        logit[half] = token < p.vocab_size ? logit_at(query, token) : -INFINITY;
         is_kept[half] = logit[half] >= range.at_least && logit[half] > -INFINITY;
       }
       body(block, logit, is_kept);
@@ -234,8 +247,8 @@ __device__ __forceinline__ void add_up(const DrawTokensArgs& p, int num_sums, do
 
 // LogitFilter::pick() without filters.
 __device__ __forceinline__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query,
-                                             const float* row, float max, const double* sums,
-                                             int num_sums, int* shared) {
+                                             float max, const double* sums, int num_sums,
+                                             int* shared) {
   __shared__ float weights[kWeightBlock];
   const double target = sums[num_sums - 1] * query.uniform;
   const int found = first_index(num_sums, shared, [&](int i) { return sums[i] > target; });
@@ -243,7 +256,7 @@ __device__ __forceinline__ int draw_weighted(const DrawTokensArgs& p, const Logi
   const std::int64_t first = block * kWeightBlock;
   const int count = static_cast<int>(min(kWeightBlock, p.vocab_size - first));
   const int i = static_cast<int>(threadIdx.x);
-  weights[i] = i < count ? weight_of(row[first + i], max, query.temperature) : 0.0f;
+  weights[i] = i < count ? weight_of(logit_at(query, first + i), max, query.temperature) : 0.0f;
   __syncthreads();
   if (i == 0) {
     double reached = block > 0 ? sums[block - 1] : 0;
@@ -258,14 +271,15 @@ __device__ __forceinline__ int draw_weighted(const DrawTokensArgs& p, const Logi
   return static_cast<int>(first) + *shared;
 }
 
-__device__ __forceinline__ int first_largest(const DrawTokensArgs& p, const float* row, float max,
-                                             int* shared) {
+__device__ __forceinline__ int first_largest(const DrawTokensArgs& p, const LogitQuery& query,
+                                             float max, int* shared) {
   const int num_maxima = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
   const float* maxima = p.maxima + static_cast<std::int64_t>(blockIdx.x) * num_maxima;
   const int block = first_index(num_maxima, shared, [&](int i) { return maxima[i] == max; });
   const int first = block * static_cast<int>(kLogitBlock);
   const int count = min(static_cast<int>(kLogitBlock), static_cast<int>(p.vocab_size) - first);
-  return first + first_index(count, shared, [&](int i) { return row[first + i] == max; });
+  return first +
+         first_index(count, shared, [&](int i) { return logit_at(query, first + i) == max; });
 }
 
 // A CTA per query.
@@ -274,26 +288,26 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) 
   extern __shared__ double sums[];  // [num_sums]
   __shared__ int shared;
   const LogitQuery query = p.queries[blockIdx.x];
-  const float* row = query.row;
-  const float max = p.row_maxima[blockIdx.x];
+  const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
+  const float max = row_max(p.maxima + blockIdx.x * num_maxima, num_maxima);
   const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
   const bool has_weights = query.temperature != 0 && isfinite(max);
   if (has_weights) add_up(p, num_sums, sums);
   int token = -1;
   if (isnan(max)) {
     const int vocab_size = static_cast<int>(p.vocab_size);
-    const auto first_bad = [&](const float* logits) {
-      return first_index(vocab_size, &shared, [&](int i) { return !(logits[i] < INFINITY); });
-    };
-    const int of_model = first_bad(query.model_row);
-    token = -1 - (of_model < vocab_size ? of_model : first_bad(row));
+    const auto is_bad = [](float logit) { return !(logit < INFINITY); };
+    int bad = first_index(vocab_size, &shared, [&](int i) { return is_bad(query.model_row[i]); });
+    if (bad == INT_MAX)
+      bad = first_index(vocab_size, &shared, [&](int i) { return is_bad(logit_at(query, i)); });
+    token = -1 - bad;
   } else if (max != -INFINITY) {
-    token = query.uniform < 0 ? first_largest(p, row, max, &shared)
-                              : draw_weighted(p, query, row, max, sums, num_sums, &shared);
+    token = query.uniform < 0 ? first_largest(p, query, max, &shared)
+                              : draw_weighted(p, query, max, sums, num_sums, &shared);
   }
   if (threadIdx.x > 0) return;
   const int shown = token < 0 ? -1 - token : token;
-  p.drawn[blockIdx.x] = {token, row[shown], query.model_row[shown], max,
+  p.drawn[blockIdx.x] = {token, logit_at(query, shown), query.model_row[shown], max,
                          has_weights ? sums[num_sums - 1] : 0};
   p.tokens[blockIdx.x] = token < 0 ? 0 : token;
 }
@@ -328,6 +342,7 @@ Status summarise_logits(const SummariseLogitsArgs& call, int device_id, Stream s
                        .grid = dim3(num_ctas(kLogitBlock, kWarps), rows),
                        .block = dim3(kThreads)},
                       on, maxima_kernel, call));
+  if (!call.has_weights) return std::nullopt;
   return launch({.name = "logit_sums",
                  .grid = dim3(num_ctas(kWeightBlock, kSumsOfCta), rows),
                  .block = dim3(kThreads)},
