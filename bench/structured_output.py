@@ -4,13 +4,15 @@
     python bench/structured_output.py --model FILE --requests 1000 [--device cuda] --out RESULT.json
 
 Prompts ask for JSON of four schemas, at temperature 1. An answer that ends by itself is checked with jsonschema; one
-that is cut off is the beginning of a match. The same prompts without a schema, with answers of as many tokens, give the
-throughput that the masks are compared with; rounds alternate. Needs jsonschema, and a model with a chat template or
---raw.
+that is cut off is the beginning of a match. The same prompts without a schema give the throughput that the masks are
+compared with; rounds alternate. Their answers have as many tokens, and end as unexpectedly: with a stop token, which is
+the last token of the answer in a run before. Needs jsonschema, and a model with a chat template or --raw.
 """
 
 import argparse
+import dataclasses
 import datetime
+import importlib.metadata
 import json
 import pathlib
 import platform
@@ -73,22 +75,25 @@ def is_valid(text, schema):
     return True
 
 
-def run(llm, prompts, all_params, streams, label):
-    """Seconds, and the (text, tokens, finish_reason) of each request."""
+def run(llm, prompts, all_params, streams, label, ends=None):
+    """Seconds, and the (text, tokens, finish_reason) of each request. ends: stop tokens of each."""
     engine = headrace.Engine(llm, max_num_seqs=streams, max_requests=len(prompts))
     begin = time.perf_counter()
-    ids = {engine.add(prompt, params): i for i, (prompt, params) in enumerate(zip(prompts, all_params, strict=True))}
-    texts, counts, reasons = [""] * len(prompts), [0] * len(prompts), [None] * len(prompts)
+    ids = {
+        engine.add(prompt, params, stop_tokens=ends[i] if ends else ()): i
+        for i, (prompt, params) in enumerate(zip(prompts, all_params, strict=True))
+    }
+    texts, tokens, reasons = [""] * len(prompts), [[] for _ in prompts], [None] * len(prompts)
     for output in engine.stream():
         i = ids[output.id]
         texts[i] += output.text
-        counts[i] += len(output.tokens)
+        tokens[i] += output.tokens
         if output.finish_reason:
             reasons[i] = output.finish_reason
             done = sum(reason is not None for reason in reasons)
             print(f"\r{label}: {done} of {len(prompts)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return time.perf_counter() - begin, list(zip(texts, counts, reasons, strict=True))
+    return time.perf_counter() - begin, list(zip(texts, tokens, reasons, strict=True))
 
 
 def main():
@@ -113,18 +118,24 @@ def main():
         under_schema.append(
             headrace.SamplingParams(json_schema=schema, temperature=1.0, seed=i, max_tokens=args.tokens)
         )
+    _, answers = run(llm, prompts, under_schema, args.streams, "lengths")
+    lengths = [len(tokens) for _, tokens, _ in answers]
+    free = [
+        headrace.SamplingParams(temperature=1.0, seed=i, max_tokens=length, ignore_eos=True)
+        for i, length in enumerate(lengths)
+    ]
+    _, free_answers = run(llm, prompts, free, args.streams, "stop tokens")
+    ends = [tokens[-1:] if reason == "stop" else [] for (_, tokens, _), (_, _, reason) in zip(free_answers, answers)]
+    free = [dataclasses.replace(params, max_tokens=args.tokens) for params in free]
     seconds = {"schema": [], "free": []}
     for n in range(args.rounds):
         taken, answers = run(llm, prompts, under_schema, args.streams, f"round {n + 1}, under a schema")
         seconds["schema"].append(taken)
-        free = [
-            headrace.SamplingParams(temperature=1.0, seed=i, max_tokens=answer[1], ignore_eos=True)
-            for i, answer in enumerate(answers)
-        ]
-        seconds["free"].append(run(llm, prompts, free, args.streams, f"round {n + 1}, without")[0])
+        taken, free_answers = run(llm, prompts, free, args.streams, f"round {n + 1}, without", ends)
+        seconds["free"].append(taken)
     ended = [(text, i) for i, (text, _, reason) in enumerate(answers) if reason == "stop"]
     num_valid = sum(is_valid(text, SCHEMAS[i % len(SCHEMAS)]) for text, i in ended)
-    num_tokens = sum(count for _, count, _ in answers)
+    num_tokens, num_free = (sum(len(tokens) for _, tokens, _ in side) for side in (answers, free_answers))
     match = re.search(r"model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text())
     schema, free = (statistics.median(seconds[side]) for side in ("schema", "free"))
     result = {
@@ -133,15 +144,16 @@ def main():
             "command": "python bench/structured_output.py " + " ".join(sys.argv[1:]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "device": args.device, "machine": match[1] if match else platform.machine(),
-            "headrace": headrace.__version__, "jsonschema": jsonschema.__version__, "model": llm.info.name,
+            "headrace": headrace.__version__, "jsonschema": importlib.metadata.version("jsonschema"),
+            "model": llm.info.name,
         },
         "requests": args.requests, "ended": len(ended), "valid": num_valid, "answer_tokens": num_tokens,
-        "tokens_per_s": num_tokens / schema, "free_tokens_per_s": num_tokens / free, "ratio": free / schema,
-        "seconds": seconds,
+        "free_answer_tokens": num_free, "tokens_per_s": num_tokens / schema, "free_tokens_per_s": num_free / free,
+        "ratio": (num_tokens / schema) / (num_free / free), "seconds": seconds,
     }  # fmt: skip
     print(
         f"{len(ended)} of {args.requests} answers ended by themselves, {num_valid} of them are valid\n"
-        f"{num_tokens / schema:.0f} tokens/s under a schema, {num_tokens / free:.0f} without: {free / schema:.3f}x"
+        f"{num_tokens / schema:.0f} tokens/s under a schema, {num_free / free:.0f} without: {result['ratio']:.3f}x"
     )
     if args.out:
         args.out.write_text(json.dumps(result, indent=2) + "\n")
