@@ -36,8 +36,9 @@ def first_token_times(llm, prompts, answer, rate, streams, has_cache):
     engine.run()  # the first prompt of a conversation has nothing to find
     engine.poll_all()
     arrivals, ids, times, tokens = [i / rate for i in range(len(prompts))], {}, {}, {}
+    num_ended = 0
     begin = time.perf_counter()
-    while len(ids) < len(prompts) or any(len(tokens[i]) < answer for i in range(len(prompts))):
+    while num_ended < len(prompts):
         while len(ids) < len(prompts) and arrivals[len(ids)] <= time.perf_counter() - begin:
             i = len(ids)
             ids[engine.add(prompts[i], params)] = i
@@ -49,6 +50,9 @@ def first_token_times(llm, prompts, answer, rate, streams, has_cache):
             if output.tokens and not tokens[i]:
                 times[i] = time.perf_counter() - begin - arrivals[i]
             tokens[i] += output.tokens
+            num_ended += output.finish_reason is not None
+            if output.finish_reason == "error":
+                sys.exit(f"request {i}: {output.error}")
     return [times[i] for i in range(len(prompts))], [tokens[i] for i in range(len(prompts))]
 
 

@@ -205,19 +205,14 @@ std::optional<Output> Engine::poll() {
   const std::lock_guard lock(mutex_);
   if (polled_next_ == nullptr) return std::nullopt;
   Gain& gain = *polled_next_;
-  std::vector<OutputToken>& tokens = gain.output.tokens;
-  std::vector<OutputToken> own(std::move_iterator(tokens.begin()),
-                               std::move_iterator(tokens.end()));
-  // Nothing throws from here on.
-  tokens.clear();
-  polled_next_ = gain.next;
-  gain.is_listed = false;
   Output rest{.request = gain.output.request,
               .sample = gain.output.sample,
-              .num_logprobs = gain.output.num_logprobs,
-              .tokens = std::move(tokens)};
+              .num_logprobs = gain.output.num_logprobs};
+  if (!gain.output.finish) rest.tokens.reserve(gain.output.tokens.size());
+  // Nothing throws from here on.
+  polled_next_ = gain.next;
+  gain.is_listed = false;
   Output output = std::exchange(gain.output, std::move(rest));
-  output.tokens = std::move(own);
   if (output.finish) {
     const auto record = records_.find(output.request);
     if (--record->second.num_unpolled == 0) records_.erase(record);

@@ -96,8 +96,8 @@ class Engine {
     std::int64_t num_tokens = 0;
     bool has_finished = false;
   };
-  // What a sample gained and was not polled. The tokens keep their memory: polls allocate, steps
-  // rarely do.
+  // What a sample gained and was not polled. poll() reserves memory for as many tokens again, so
+  // that steps rarely allocate.
   struct Gain {
     Output output;
     bool is_listed = false;
@@ -151,7 +151,7 @@ class Engine {
   Status draw_all();
   // Another sample of a prompt that is computed. True: its first token is to be drawn.
   bool fork(std::int64_t parent, Owner owner);
-  // Drops draws of samples that have ended, and those that end here.
+  // Drops draws of samples that end here.
   void find_masks();
   // Those of draws_ that the device draws, to device_draws_.
   void list_device_draws();

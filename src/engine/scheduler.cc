@@ -68,7 +68,10 @@ Result<Scheduler> Scheduler::make(KvCache& cache, const SchedulerOptions& option
 Scheduler::Sequence& Scheduler::insert(Sequence sequence) {
   const std::int64_t id = sequence.id;
   Sequence& s = *sequences_.set(id, std::make_unique<Sequence>(std::move(sequence)));
-  s.state == SequenceState::running ? running_.insert(&s) : void(waiting_.insert(&s));
+  if (s.state == SequenceState::running)
+    running_.insert(&s);
+  else
+    waiting_.insert(&s);
   deadlines_.push_back({id, step_ + options_.max_age_steps});
   return s;
 }
@@ -116,7 +119,10 @@ Status Scheduler::finish(std::int64_t id) {
   Sequence& s = *sequences_.at(id);
   const bool has_pages = s.state == SequenceState::running || s.is_swapped;
   const Status bad = has_pages ? cache_->free(s.cache_sequence) : std::nullopt;
-  s.state == SequenceState::running ? running_.erase(&s) : void(waiting_.erase(&s));
+  if (s.state == SequenceState::running)
+    running_.erase(&s);
+  else
+    waiting_.erase(&s);
   sequences_.erase(id);
   return bad;
 }

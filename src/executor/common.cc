@@ -20,6 +20,7 @@ Status grow(Device& device, Stream stream, Buffer& buffer, std::size_t bytes) {
   const std::size_t more = at_least_half_more(buffer, bytes);
   buffer = {};  // free the old memory first
   buffer = device.allocate(more);
+  if (buffer.data() == nullptr) buffer = device.allocate(bytes);
   if (buffer.data() != nullptr) return std::nullopt;
   return Failure{ErrorCode::out_of_memory,
                  format_text("no memory for {} bytes of activations; use smaller batches", bytes)};

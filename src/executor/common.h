@@ -13,7 +13,8 @@ inline std::size_t bytes_of(std::int64_t rows, std::int64_t width, DType dtype) 
   return static_cast<std::size_t>(rows * width) * dtype_bytes(dtype);
 }
 
-// Bytes of a buffer that grows to `bytes`: more, so that it rarely grows, which waits for a GPU.
+// Bytes for a buffer that grows to `bytes`: more, if there are as many, so that it rarely grows,
+// which waits for a GPU.
 std::size_t at_least_half_more(const Buffer& buffer, std::size_t bytes);
 
 // Makes the buffer at least `bytes` large. If it grows, its contents are lost, and the work of

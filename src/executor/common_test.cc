@@ -123,6 +123,28 @@ TEST(Grow, GrowsByHalfAtLeast) {
   EXPECT_EQ(buffer.bytes(), 90000u);
 }
 
+// Has no memory for more than some bytes at once.
+class Small final : public testing::ForwardingDevice {
+ public:
+  explicit Small(std::size_t most)
+      : ForwardingDevice(make_host_device(DeviceInfo{})), most_(most) {}
+  Buffer allocate(std::size_t bytes) override {
+    return bytes > most_ ? Buffer() : ForwardingDevice::allocate(bytes);
+  }
+
+ private:
+  std::size_t most_;
+};
+
+TEST(Grow, TakesWhatIsNeededWhereThereIsNoMore) {
+  Small device(1200);
+  Buffer buffer;
+  ASSERT_FALSE(grow(device, nullptr, buffer, 1000));
+  ASSERT_FALSE(grow(device, nullptr, buffer, 1001));
+  EXPECT_EQ(buffer.bytes(), 1001u);
+  EXPECT_EQ(grow(device, nullptr, buffer, 1201)->code, ErrorCode::out_of_memory);
+}
+
 TEST(SharedPrefix, OfOneSequenceIsNone) {
   EXPECT_EQ(repeated(1, 4000, 0).shared_prefix(), 0);
   EXPECT_EQ(repeated(2, 4000, 4000).shared_prefix(2), 0);

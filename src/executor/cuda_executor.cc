@@ -19,8 +19,8 @@ constexpr DType kDType = DType::bf16;
 constexpr std::int64_t kColumnMultiple = 8;  // of a product's columns
 constexpr std::size_t kAlignment = 256;      // of arrays in a buffer
 
-// Of the arrays of a batch, so that they rarely grow: block tables of 256 sequences of 16384 tokens
-// in pages of 16 have 1 MB.
+// Of the arrays of a batch, so that they rarely grow: block tables of 256 sequences of 8192 tokens
+// in pages of 16 have half of it.
 constexpr std::size_t kLeastBatchBytes = 1 << 20;
 
 // Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
@@ -250,6 +250,7 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
     const std::size_t more = std::max(at_least_half_more(staging_, bytes), kLeastBatchBytes);
     staging_ = {};  // free the old memory first
     staging_ = device_.allocate_host(more);
+    if (staging_.data() == nullptr) staging_ = device_.allocate_host(bytes);
     if (staging_.data() == nullptr)
       return Failure{ErrorCode::out_of_memory,
                      format_text("no page-locked memory for {} bytes of a batch; use smaller "

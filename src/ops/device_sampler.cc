@@ -23,7 +23,7 @@ static_assert(kMaxCandidates >= kWeightBlock);
 // A draw has up to two queries.
 constexpr std::int64_t kMaxDraws = kMaxLogitQueries / 2;
 // Of a round, which bound its memory; draws with more take another one. Bytes of rows that biases
-// and penalties change (523 of a vocabulary of 128256), of masks (4186), and ranges of candidates.
+// and penalties change (523 of a vocabulary of 128256), of masks (4185), and ranges of candidates.
 constexpr std::int64_t kMaxEditedBytes = 256 << 20, kMaxMaskBytes = 64 << 20, kMaxRanges = 512;
 static_assert(kMaxRanges >= 2);
 constexpr double kLargest = -1;  // in place of a random number
@@ -205,6 +205,7 @@ Status DeviceSampler::State::allocate() {
 }
 
 Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws, Stream stream) {
+  HEADRACE_TRY(cuda::wait(has_drawn_));  // draws that begin() made and an exception dropped
   stream_ = stream;
   while (!draws.empty()) {
     const std::span<Draw> now = draws.first(plan(logits, draws));
@@ -218,6 +219,7 @@ Status DeviceSampler::State::draw(const float* logits, std::span<Draw> draws, St
 
 Result<bool> DeviceSampler::State::begin(const float* logits, std::span<const Draw> draws,
                                          Stream stream) {
+  if (Status failed = cuda::wait(has_drawn_)) return std::move(*failed);  // as in draw()
   if (has_ranges(draws) || plan(logits, draws) < draws.size()) return false;
   const std::span<const Plan> plans = std::span(plans_).first(draws.size());
   if (std::ranges::any_of(plans, &Plan::is_left)) return false;

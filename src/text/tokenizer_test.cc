@@ -152,6 +152,14 @@ TEST(Tokenizer, TokensOutsideTheVocabularyAreRefused) {
   }
 }
 
+// It has no effect that a test could see, but for a sanitizer.
+TEST(Tokenizer, PrefetchesKnownTokensAlone) {
+  const Tokenizer tokenizer = make(small_vocabulary({}));
+  tokenizer.prefetch({});
+  tokenizer.prefetch(Tokens{0, 257, -1, 258, INT32_MIN, INT32_MAX, 3});
+  EXPECT_EQ(tokenizer.decode(Tokens{0}).value(), "<|end|>");
+}
+
 TEST(Tokenizer, TokensAreFoundByTextOrBytes) {
   const Tokenizer tokenizer = make(small_vocabulary({"Ġ a"}));
   EXPECT_EQ(tokenizer.find("<|end|>"), 0);

@@ -207,8 +207,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
   EXPECT_LT(num_left, num_drawn / 2);  // flat rows of a large vocabulary
 }
 
-// Of rows that are damaged, too, beside others; more draws than a round has, more with edits than
-// it has rows for.
+// Of rows that are damaged, too, beside others; more draws than a round has.
 TEST_P(DeviceSamplerOnGpu, DrawsWhatTheHostDrawsWithAnyOptions) {
   constexpr std::int64_t kRows = 15, kDraws = 300;
   DeviceSampler sampler = make(200);
@@ -354,6 +353,9 @@ TEST(DeviceSamplerOnGpuLimits, BeginsWhatItHasMemoryFor) {
     for (const auto& drawn : draws) ASSERT_EQ(drawn.token, token);
   };
   expect_limit(kRows, {.row = 0, .options = &biased, .input = {}}, 99);
+  SamplingOptions longest{.temperature = 0, .logit_bias = std::vector<LogitBias>(8192)};
+  longest.logit_bias.back() = {98, 1};
+  expect_limit(64, {.row = 0, .options = &longest, .input = {}}, 98);
   expect_limit(kMasks, {.row = 0, .options = &greedy, .input = {.mask = mask}}, kVocabSize - 64);
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <new>
 #include <thread>
 
 #include "backends/cuda/backend.h"
@@ -24,8 +25,8 @@ LanguageModel on_gpu(const char* file) {
               cuda::device_info(0).value());
 }
 
-// Greedy and drawn tokens: of the device alone (graphs, a step behind), by filters that the host
-// ends, and with penalties, for which the host knows the token before.
+// Greedy and drawn tokens: of the device alone (graphs, a step behind), some with penalties, and by
+// filters that the host ends.
 std::vector<Request> requests() {
   std::vector<Request> all;
   for (const std::size_t length : {4, 70, 8, 30, 33, 65, 1, 17, 20, 12, 9, 50}) {
@@ -193,6 +194,37 @@ TEST_F(EnginesOnGpu, DoNotDependOnModelsThatComeAndGo) {
         ASSERT_EQ(tokens, others);
       },
       [&] { expect_same(model, roomy(), requests(), alone); });
+}
+
+// Draws that are on their way when memory is missing are dropped, and must not meet those of the
+// requests that come next.
+TEST_F(EnginesOnGpu, GoOnAfterMemoryWasMissing) {
+  const LanguageModel model = on_gpu(kFile);
+  std::vector<Request> wanted = requests();
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (i % 2 == 0) wanted[i].sampling.repetition_penalty = 1.2;
+    if (i % 3 == 0) wanted[i].sampling.logit_bias = {{7, 2.0f}, {100, -1.5f}};
+  }
+  const auto alone = tokens_of(model, roomy(), wanted);
+  EngineOptions options = roomy();
+  int steps_left = 0;
+  options.before_step = [&](std::span<const Chunk>) -> Status {
+    if (steps_left >= 0 && steps_left-- == 0) throw std::bad_alloc();
+    return std::nullopt;
+  };
+  const auto engine = engine_of(model, options);
+  for (const int num_steps : {1, 2, 3, 5, 8, 13, 21, 34}) {
+    Answers answers;
+    steps_left = num_steps;
+    for (const Request& request : wanted) ASSERT_TRUE(engine->add(request).ok());
+    EXPECT_THROW(static_cast<void>(engine->run()), std::bad_alloc);
+    poll_all(*engine, answers);
+    for (const auto& [key, answer] : answers) EXPECT_EQ(answer.finish, FinishReason::error);
+    std::vector<Tokens> tokens;
+    steps_left = -1;
+    for (const auto& [key, answer] : answers_of(*engine, wanted)) tokens.push_back(answer.tokens);
+    EXPECT_EQ(tokens, alone) << "after " << num_steps << " steps";
+  }
 }
 
 // A program beside engines that uses CUDA as most do: work of the default stream, memory of its

@@ -85,6 +85,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
   }
   void expect_all(const EngineOptions& options, int num_rounds, const char* name);
   void expect_tokens(EngineOptions options, int num_rounds, bool has_logits);
+  void expect_host_draws(const std::vector<Request>& wanted);
 
   std::optional<LanguageModel> model_;
   Sampler sampler_ = std::move(Sampler::make(cpu_info().value()).value());
@@ -186,9 +187,10 @@ TEST_P(Bits, TokensAreThoseThatTheHostDraws) {
         << "request " << key.first;
 }
 
-// The requests of TokensOfAnyOptionsAreThoseThatTheHostDraws: random options, some with a grammar,
-// some from which no token can be drawn.
-inline std::vector<Request> requests_of_any_options(const LanguageModel& model) {
+// Random options, some with a grammar, some from which no token can be drawn; or those alone that a
+// GPU draws without the host, a step behind.
+enum class DrawnBy { host_or_gpu, gpu };
+inline std::vector<Request> requests_of_any_options(const LanguageModel& model, DrawnBy by) {
   const auto vocabulary = std::make_shared<const text::VocabularyTrie>(model.tokenizer);
   const auto vocab_size = static_cast<std::int32_t>(model.decoder->config.vocab_size);
   testing::Random random(11);
@@ -209,6 +211,10 @@ inline std::vector<Request> requests_of_any_options(const LanguageModel& model) 
          .order = static_cast<SamplingOrder>(random.between(0, 2)),
          .logprobs_mode = i % 3 == 0 ? LogprobsMode::processed : LogprobsMode::raw};
     if (i % 2 == 0) o.num_logprobs = static_cast<int>(pick({0, 1, 5, 20}));
+    if (by == DrawnBy::gpu) {
+      o.top_k = 0, o.top_p = 1;
+      if (o.num_logprobs) o.num_logprobs = 0;
+    }
     if (i % 4 == 1) o.logit_bias = {{7, 2.0f}, {100, -1.5f}, {7, 0.25f}};
     if (i % 3 == 2) {
       const char* const patterns[] = {"[a-z]{3,12}", "(true|false), [0-9]{1,5}!", "x*y?z{2,6}"};
@@ -226,12 +232,11 @@ inline std::vector<Request> requests_of_any_options(const LanguageModel& model) 
 }
 
 // Each alone, with logits on the host; then all of them together, drawn on the device.
-TEST_P(Bits, TokensOfAnyOptionsAreThoseThatTheHostDraws) {
+inline void Bits::expect_host_draws(const std::vector<Request>& wanted) {
   EngineOptions options{.cache_dtype = GetParam().cache_dtype,
                         .k_dtype = GetParam().codes,
                         .v_dtype = GetParam().codes,
                         .num_pages = 400};
-  const std::vector<Request> wanted = requests_of_any_options(*model_);
   EngineOptions of_host = options;
   of_host.on_logits = [](std::int64_t, std::int64_t, std::span<const float>) -> Status {
     return std::nullopt;
@@ -260,6 +265,14 @@ TEST_P(Bits, TokensOfAnyOptionsAreThoseThatTheHostDraws) {
     num_failed += answer.finish == FinishReason::error;
   }
   EXPECT_EQ(num_failed, 3);
+}
+
+TEST_P(Bits, TokensOfAnyOptionsAreThoseThatTheHostDraws) {
+  expect_host_draws(requests_of_any_options(*model_, DrawnBy::host_or_gpu));
+}
+
+TEST_P(Bits, TokensOfMasksAndPenaltiesAreThoseThatTheHostDraws) {
+  expect_host_draws(requests_of_any_options(*model_, DrawnBy::gpu));
 }
 
 // A sample that ends with a token may have been computed further; its pages go to others at once.
