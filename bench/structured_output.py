@@ -125,7 +125,10 @@ def main():
         for i, length in enumerate(lengths)
     ]
     _, free_answers = run(llm, prompts, free, args.streams, "stop tokens")
-    ends = [tokens[-1:] if reason == "stop" else [] for (_, tokens, _), (_, _, reason) in zip(free_answers, answers, strict=True)]
+    ends = [
+        tokens[-1:] if reason == "stop" else []
+        for (_, tokens, _), (_, _, reason) in zip(free_answers, answers, strict=True)
+    ]
     free = [dataclasses.replace(params, max_tokens=args.tokens) for params in free]
     seconds = {"schema": [], "free": []}
     for n in range(args.rounds):
