@@ -146,7 +146,9 @@ ON_CUDA = {
     "cuda_gemm": (gtest("CUDA products", "tests/cuda/headrace_cuda_tests", "*GemmOnGpu*"),),
     "cuda_executor": (gtest("CUDA decoder", "tests/cuda/headrace_cuda_tests", "*DecoderOnGpu*"),),
     "cuda_sampler": (gtest("CUDA sampler", "tests/cuda/headrace_cuda_tests", "*DeviceSampler*"),),
-    "cuda_engines": (gtest("CUDA engines", "tests/cuda/headrace_cuda_tests", "EnginesOnGpu*"),),
+    "cuda_engines": (
+        gtest("CUDA engines", "tests/cuda/headrace_cuda_tests", "EnginesOnGpu*:EngineOnGpu/Bits.TokensOf*"),
+    ),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_QUANTISED, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}

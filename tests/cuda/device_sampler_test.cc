@@ -340,7 +340,7 @@ TEST(DeviceSamplerOnGpuLimits, BeginsWhatItHasMemoryFor) {
   const OnDevice<float> logits(std::vector<float>(kVocabSize, 1.0f));
   const SamplingOptions greedy{.temperature = 0}, biased{.temperature = 0, .logit_bias = {{99, 1}}};
   std::vector<std::uint64_t> mask(kVocabSize / 64);
-  mask.back() = 1;
+  mask.back() = std::uint64_t{1} << 63;  // behind forbidden ones that are as large
   const auto expect_limit = [&](std::int64_t most, const DeviceSampler::Draw& draw,
                                 std::int32_t token) {
     std::vector<DeviceSampler::Draw> draws(static_cast<std::size_t>(most + 1), draw);
@@ -356,7 +356,7 @@ TEST(DeviceSamplerOnGpuLimits, BeginsWhatItHasMemoryFor) {
   SamplingOptions longest{.temperature = 0, .logit_bias = std::vector<LogitBias>(8192)};
   longest.logit_bias.back() = {98, 1};
   expect_limit(64, {.row = 0, .options = &longest, .input = {}}, 98);
-  expect_limit(kMasks, {.row = 0, .options = &greedy, .input = {.mask = mask}}, kVocabSize - 64);
+  expect_limit(kMasks, {.row = 0, .options = &greedy, .input = {.mask = mask}}, kVocabSize - 1);
 }
 
 // In two calls: the tokens stay on the device, and errors are those of the host.
