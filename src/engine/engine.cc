@@ -110,6 +110,12 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   if (!scheduler.ok()) return std::move(scheduler.failure());
   Result<Sampler> sampler = Sampler::make(model.host);
   if (!sampler.ok()) return std::move(sampler.failure());
+  std::optional<HostSampler> host_sampler;
+  if (!device_sampler) {
+    Result<HostSampler> made = HostSampler::make(model.device->info());
+    if (!made.ok()) return std::move(made.failure());
+    host_sampler.emplace(std::move(made.value()));
+  }
   const std::int64_t num_rows = device_sampler ? 1 : o.max_num_seqs;
   Buffer logits = model.device->allocate_host(
       static_cast<std::size_t>(num_rows * config.vocab_size) * sizeof(float));
@@ -118,19 +124,21 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
                    format_text("max_num_seqs={}: no memory for the logits of as many tokens; pass "
                                "a smaller number",
                                o.max_num_seqs)};
-  return std::unique_ptr<Engine>(
-      new Engine(model, o, std::move(owned), std::move(scheduler.value()),
-                 std::move(sampler.value()), std::move(device_sampler), std::move(logits)));
+  return std::unique_ptr<Engine>(new Engine(
+      model, o, std::move(owned), std::move(scheduler.value()), std::move(sampler.value()),
+      std::move(host_sampler), std::move(device_sampler), std::move(logits)));
 }
 
 Engine::Engine(const LanguageModel& model, const EngineOptions& options,
                std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
-               std::optional<DeviceSampler> device_sampler, Buffer logits)
+               std::optional<HostSampler> host_sampler, std::optional<DeviceSampler> device_sampler,
+               Buffer logits)
     : model_(model),
       options_(options),
       runner_(std::move(runner)),
       scheduler_(std::move(scheduler)),
       sampler_(std::move(sampler)),
+      host_sampler_(std::move(host_sampler)),
       device_sampler_(std::move(device_sampler)),
       logits_(std::move(logits)) {
   update_stats();

@@ -28,6 +28,7 @@
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "ops/device_sampler.h"
+#include "ops/host_sampler.h"
 #include "text/stop_matcher.h"
 
 namespace headrace::engine {
@@ -132,13 +133,14 @@ class Engine {
     Owner owner;
     std::int64_t row;
     std::span<const std::uint64_t> mask = {};  // of tokens that the grammar allows
-    std::int64_t device_draw = -1;             // of device_draws_; -1: drawn on the host
+    std::int64_t row_draw = -1;                // of row_draws_; -1: by draw()
     bool is_appended = false;                  // before the token is known
   };
 
   Engine(const LanguageModel& model, const EngineOptions& options,
          std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
-         std::optional<DeviceSampler> device_sampler, Buffer logits);
+         std::optional<HostSampler> host_sampler, std::optional<DeviceSampler> device_sampler,
+         Buffer logits);
 
   Status check(const Request& request) const;
   // Takes what other threads have queued.
@@ -153,8 +155,9 @@ class Engine {
   bool fork(std::int64_t parent, Owner owner);
   // Drops draws of samples that end here.
   void find_masks();
-  // Those of draws_ that the device draws, to device_draws_.
-  void list_device_draws();
+  // Draws that need no look at the logits, to row_draws_.
+  void list_row_draws();
+  Result<bool> draw_rows();
   // Draws while the host goes on: the next step reads the tokens where the device puts them. False:
   // it cannot.
   Result<bool> draw_later();
@@ -162,7 +165,7 @@ class Engine {
   Status take_drawn();
   // Without logits.
   SamplingInput input_of(const Draw& draw) const;
-  void take(const Draw& draw, const DeviceSampler::Draw& drawn);
+  void take(const Draw& draw, const RowDraw& drawn);
   // Of beam searches (engine_beams.cc).
   Status check_beams(const Request& request) const;
   void start_beams(ActiveRequest& active);
@@ -200,11 +203,12 @@ class Engine {
   // Of the thread that steps.
   std::unique_ptr<ModelRunner> runner_;  // the scheduler refers to its cache
   Scheduler scheduler_;
-  Sampler sampler_;
+  Sampler sampler_;                              // of what the next two leave
+  std::optional<HostSampler> host_sampler_;      // on a CPU
   std::optional<DeviceSampler> device_sampler_;  // on a GPU
   std::vector<Draw> draws_;                      // of the step
   std::vector<Draw> drawn_later_;                // of the step before
-  std::vector<DeviceSampler::Draw> device_draws_;
+  std::vector<RowDraw> row_draws_;
   std::vector<std::int32_t> drawn_tokens_;  // of drawn_later_
   // In memory of the host: float [max_num_seqs, vocab_size]; on a GPU one row that a draw asked
   // for.

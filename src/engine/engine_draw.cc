@@ -26,13 +26,11 @@ Status Engine::draw_all() {
   }
   read_row_ = -1;
   find_masks();
-  if (device_sampler_ && !options_.on_logits) {
-    list_device_draws();
-    Result<bool> is_later = draw_later();
+  if (!options_.on_logits) {
+    list_row_draws();
+    Result<bool> is_later = draw_rows();
     if (!is_later.ok()) return std::move(is_later.failure());
     if (is_later.value()) return std::nullopt;
-    HEADRACE_TRY(
-        device_sampler_->draw(runner_->logits_on_device(), device_draws_, runner_->stream()));
   }
   for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
   advance_beams();
@@ -75,13 +73,13 @@ void Engine::find_masks() {
   std::erase_if(draws_, [](const Draw& draw) { return draw.owner.sample->has_finished; });
 }
 
-void Engine::list_device_draws() {
-  device_draws_.resize(draws_.size());
+void Engine::list_row_draws() {
+  row_draws_.resize(draws_.size());
   std::size_t count = 0;
   for (Draw& draw : draws_) {
     if (draw.owner.request->beams) continue;
-    draw.device_draw = static_cast<std::int64_t>(count);
-    DeviceSampler::Draw& next = device_draws_[count++];
+    draw.row_draw = static_cast<std::int64_t>(count);
+    RowDraw& next = row_draws_[count++];
     next.row = draw.row;
     next.options = &draw.owner.sample->options;
     next.input = input_of(draw);
@@ -90,17 +88,33 @@ void Engine::list_device_draws() {
     next.top_logprobs.clear();
     next.failure.reset();
   }
-  device_draws_.resize(count);
+  row_draws_.resize(count);
+}
+
+// True: their tokens are taken in the next step.
+Result<bool> Engine::draw_rows() {
+  if (host_sampler_) {
+    const std::int64_t vocab_size = model_.decoder->config.vocab_size;
+    if (Status failed = host_sampler_->draw(logits_.as<const float>(), vocab_size, row_draws_))
+      return std::move(*failed);
+    return false;
+  }
+  Result<bool> is_later = draw_later();
+  if (!is_later.ok() || is_later.value()) return is_later;
+  if (Status failed =
+          device_sampler_->draw(runner_->logits_on_device(), row_draws_, runner_->stream()))
+    return std::move(*failed);
+  return false;
 }
 
 Result<bool> Engine::draw_later() {
-  if (draws_.empty() || device_draws_.size() < draws_.size()) return false;
+  if (draws_.empty() || row_draws_.size() < draws_.size()) return false;
   Result<bool> begun =
-      device_sampler_->begin(runner_->logits_on_device(), device_draws_, runner_->stream());
+      device_sampler_->begin(runner_->logits_on_device(), row_draws_, runner_->stream());
   if (!begun.ok() || !begun.value()) return begun;
   for (std::size_t i = 0; i < draws_.size(); ++i) {
     const Owner owner = draws_[i].owner;
-    draws_[i].is_appended = !ends_with_next(owner, device_draws_[i].input.position);
+    draws_[i].is_appended = !ends_with_next(owner, row_draws_[i].input.position);
     if (draws_[i].is_appended)
       scheduler_.append(owner.sample->sequence, -1 - static_cast<std::int32_t>(i));
   }
@@ -110,17 +124,16 @@ Result<bool> Engine::draw_later() {
 
 Status Engine::take_drawn() {
   if (drawn_later_.empty()) return std::nullopt;
-  if (Status failed = device_sampler_->end(device_draws_)) {
+  if (Status failed = device_sampler_->end(row_draws_)) {
     failed->code = ErrorCode::device_error;  // the tokens are lost, so the engine ends
     return failed;
   }
   drawn_tokens_.clear();
-  for (const DeviceSampler::Draw& drawn : device_draws_)
-    drawn_tokens_.push_back(drawn.token.value_or(0));
+  for (const RowDraw& drawn : row_draws_) drawn_tokens_.push_back(drawn.token.value_or(0));
   model_.tokenizer.prefetch(drawn_tokens_);
   for (std::size_t i = 0; i < drawn_later_.size(); ++i) {
     const Draw& draw = drawn_later_[i];
-    const DeviceSampler::Draw& drawn = device_draws_[i];
+    const RowDraw& drawn = row_draws_[i];
     if (draw.owner.sample->has_finished) continue;
     if (draw.is_appended) scheduler_.replace_last(draw.owner.sample->sequence, drawn_tokens_[i]);
     take(draw, drawn);
@@ -130,7 +143,7 @@ Status Engine::take_drawn() {
 }
 
 // A token of the device, or the failure to draw one.
-void Engine::take(const Draw& draw, const DeviceSampler::Draw& drawn) {
+void Engine::take(const Draw& draw, const RowDraw& drawn) {
   if (drawn.failure) return finish(draw.owner, {}, FinishReason::error, drawn.failure->message);
   accept(
       draw.owner,
@@ -155,8 +168,8 @@ Status Engine::draw(const Draw& draw) {
   const Owner owner = draw.owner;
   ActiveSample& sample = *owner.sample;
   if (sample.has_finished) return std::nullopt;  // with another beam of its search
-  if (draw.device_draw >= 0) {
-    const DeviceSampler::Draw& drawn = device_draws_[static_cast<std::size_t>(draw.device_draw)];
+  if (draw.row_draw >= 0) {
+    const RowDraw& drawn = row_draws_[static_cast<std::size_t>(draw.row_draw)];
     if (drawn.token || drawn.failure) {
       take(draw, drawn);
       return std::nullopt;

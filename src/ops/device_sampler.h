@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "core/kernel.h"
+#include "ops/row_draw.h"
 #include "ops/sampling.h"
 #include "runtime/device.h"
 
@@ -20,17 +21,10 @@ namespace headrace {
 
 class DeviceSampler {
  public:
-  struct Draw {
-    std::int64_t row;  // of the logits
-    const SamplingOptions* options;
-    SamplingInput input;  // without logits; draw() and begin() read it
-    // Result. Empty without a failure: Sampler draws from the row itself. Its filters keep too many
-    // tokens, its history is not of the vocabulary, or its biases and penalties change too many.
-    std::optional<std::int32_t> token = {};
-    float logprob = 0;                            // of the token, with num_logprobs
-    std::vector<TokenLogprob> top_logprobs = {};  // as Sample has them
-    Status failure = {};                          // that of Sampler
-  };
+  // Without a token and a failure: Sampler draws from the row itself. Its filters keep too many
+  // tokens, its history is not of the vocabulary, or its biases and penalties change too many.
+  // draw() and begin() read the input.
+  using Draw = RowDraw;
 
   // max_draws: of one call of begin(). The device must outlive it. unsupported: not a GPU.
   // out_of_memory.

@@ -39,7 +39,7 @@ class Sampler::State {
 
  private:
   Status prepare(const SamplingInput& input, const SamplingOptions& options);
-  void apply_mask(const SamplingInput& input);
+  void copy_allowed(const SamplingInput& input);  // to processed_
   Status penalise(const SamplingInput& input, const SamplingOptions& options);
   void add_logprobs(const SamplingInput& input, const SamplingOptions& options, Sample& sample);
 
@@ -101,10 +101,9 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
     penalised_.reserve(input.logits.size());
   }
   if (!input.mask.empty() || changes_logits(options)) {
-    std::copy(input.logits.begin(), input.logits.end(), processed_.begin());
+    copy_allowed(input);
     logits_ = {processed_.data(), input.logits.size()};
   }
-  if (!input.mask.empty()) apply_mask(input);
   if (changes_logits(options))
     if (Status wrong = penalise(input, options)) return wrong;
   if (!filter_.begin(logits_)) return bad_logits(input.logits, logits_);
@@ -113,21 +112,25 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   return {};
 }
 
-// Adds -infinity rather than storing it, so that a NaN of the model is still found. Most words of a
-// mask allow nothing: a loop of constant length over such a word is vectorised.
-void Sampler::State::apply_mask(const SamplingInput& input) {
+// The logits with their mask. Adds -infinity rather than storing it, so that a NaN of the model is
+// still found. Most words of a mask allow nothing: a loop of constant length over such a word is
+// vectorised.
+void Sampler::State::copy_allowed(const SamplingInput& input) {
   constexpr float kForbidden = -std::numeric_limits<float>::infinity();
   constexpr std::size_t kBits = 64;
+  constexpr std::uint64_t kEvery = ~std::uint64_t{0};
   for (std::size_t i = 0; i < input.logits.size(); i += kBits) {
-    const std::uint64_t allowed = input.mask[i / kBits];
-    if (allowed == ~std::uint64_t{0}) continue;
-    float* const logits = processed_.data() + i;
+    const std::uint64_t allowed = input.mask.empty() ? kEvery : input.mask[i / kBits];
+    const float* const from = input.logits.data() + i;
+    float* const to = processed_.data() + i;
     const std::size_t count = std::min(kBits, input.logits.size() - i);
-    if (allowed == 0 && count == kBits)
-      for (std::size_t k = 0; k < kBits; ++k) logits[k] += kForbidden;
+    if (allowed == kEvery)
+      std::copy_n(from, count, to);
+    else if (allowed == 0 && count == kBits)
+      for (std::size_t k = 0; k < kBits; ++k) to[k] = from[k] + kForbidden;
     else
       for (std::size_t k = 0; k < count; ++k)
-        logits[k] += (allowed >> k & 1) != 0 ? 0.0f : kForbidden;
+        to[k] = from[k] + ((allowed >> k & 1) != 0 ? 0.0f : kForbidden);
   }
 }
 
