@@ -5,8 +5,9 @@
 
 Prompts ask for JSON of four schemas, at temperature 1. An answer that ends by itself is checked with jsonschema; one
 that is cut off is the beginning of a match. The same prompts without a schema give the throughput that the masks are
-compared with; rounds alternate. Their answers have as many tokens, and end as unexpectedly: with a stop token, which is
-the last token of the answer in a run before. Needs jsonschema, and a model with a chat template or --raw.
+compared with; rounds alternate. Their answers have as many tokens, and end as unexpectedly where that can be had: with
+a stop token, the last token of the answer in a run before, if it is there only once. Needs jsonschema, and a model with
+a chat template or --raw.
 """
 
 import argparse
@@ -126,10 +127,13 @@ def main():
     ]
     _, free_answers = run(llm, prompts, free, args.streams, "stop tokens")
     ends = [
-        tokens[-1:] if reason == "stop" else []
+        tokens[-1:] if reason == "stop" and tokens.count(tokens[-1]) == 1 else []
         for (_, tokens, _), (_, _, reason) in zip(free_answers, answers, strict=True)
     ]
-    free = [dataclasses.replace(params, max_tokens=args.tokens) for params in free]
+    free = [
+        dataclasses.replace(params, max_tokens=args.tokens) if end else params
+        for params, end in zip(free, ends, strict=True)
+    ]
     seconds = {"schema": [], "free": []}
     for n in range(args.rounds):
         taken, answers = run(llm, prompts, under_schema, args.streams, f"round {n + 1}, under a schema")
