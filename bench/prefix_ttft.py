@@ -7,18 +7,13 @@ Requests arrive at a rate. Their prompts share a beginning, as chats with one sy
 their own. An engine with a prefix cache and one without compute the same requests; rounds alternate.
 """
 
-import argparse
-import datetime
-import json
-import pathlib
-import platform
 import random
-import re
 import statistics
 import sys
 import time
 
 import headrace
+from engine_report import meta, parser_of, write
 
 
 def percentile(values, percent):
@@ -57,18 +52,13 @@ def first_token_times(llm, prompts, answer, rate, streams, has_cache):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a GGUF file")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="of a CPU; default: all")
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--shared", type=int, default=2000, help="tokens that all prompts begin with [2000]")
     parser.add_argument("--own", type=int, default=100, help="tokens behind them [100]")
     parser.add_argument("--answer", type=int, default=16, help="tokens of an answer [16]")
     parser.add_argument("--rate", type=float, default=16, help="requests per second [16]")
     parser.add_argument("--streams", type=int, help="computed at once; default: by the device")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
     llm = headrace.LLM(args.model, device=args.device, num_threads=args.threads)
     rng, vocab = random.Random(1), llm.info.vocab_size
@@ -82,19 +72,12 @@ def main():
             times[has_cache] += seconds
             answers[has_cache].append(tokens)
     is_equal = all(tokens == answers[True][0] for side in answers.values() for tokens in side)
-    match = re.search(r"model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text())
     ms = {
         name: {"p50": 1e3 * statistics.median(times[side]), "p99": 1e3 * percentile(times[side], 99)}
         for name, side in (("with", True), ("without", False))
     }
     result = {
-        "meta": {
-            "benchmark": "prefix_ttft",
-            "command": "python bench/prefix_ttft.py " + " ".join(sys.argv[1:]),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "device": args.device, "machine": match[1] if match else platform.machine(),
-            "headrace": headrace.__version__, "model": llm.info.name,
-        },
+        "meta": meta("prefix_ttft", args, llm),
         "ttft_ms": ms, "ratio_p50": ms["with"]["p50"] / ms["without"]["p50"], "equal_tokens": is_equal,
     }  # fmt: skip
     print(
@@ -102,8 +85,7 @@ def main():
         f"{ms['without']['p50']:.1f} ({ms['without']['p99']:.1f}) without: {result['ratio_p50']:.3f}x; "
         f"answers are {'equal' if is_equal else 'DIFFERENT'}"
     )
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out, result)
     return 0 if is_equal else 1
 
 

@@ -10,20 +10,16 @@ a stop token, the last token of the answer in a run before, if it is there only 
 a chat template or --raw.
 """
 
-import argparse
 import dataclasses
-import datetime
 import importlib.metadata
 import json
-import pathlib
-import platform
-import re
 import statistics
 import sys
 import time
 
 import headrace
 import jsonschema
+from engine_report import meta, parser_of, write
 
 SCHEMAS = (
     {
@@ -98,16 +94,11 @@ def run(llm, prompts, all_params, streams, label, ends=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a GGUF file")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="of a CPU; default: all")
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=32, help="computed at once [32]")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer, at most [160]")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--raw", action="store_true", help="prompts without a chat template")
-    parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
     llm = headrace.LLM(args.model, device=args.device, num_threads=args.threads, max_context=512)
     prompts, under_schema = [], []
@@ -143,17 +134,9 @@ def main():
     ended = [(text, i) for i, (text, _, reason) in enumerate(answers) if reason == "stop"]
     num_valid = sum(is_valid(text, SCHEMAS[i % len(SCHEMAS)]) for text, i in ended)
     num_tokens, num_free = (sum(len(tokens) for _, tokens, _ in side) for side in (answers, free_answers))
-    match = re.search(r"model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text())
     schema, free = (statistics.median(seconds[side]) for side in ("schema", "free"))
     result = {
-        "meta": {
-            "benchmark": "structured_output",
-            "command": "python bench/structured_output.py " + " ".join(sys.argv[1:]),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "device": args.device, "machine": match[1] if match else platform.machine(),
-            "headrace": headrace.__version__, "jsonschema": importlib.metadata.version("jsonschema"),
-            "model": llm.info.name,
-        },
+        "meta": meta("structured_output", args, llm) | {"jsonschema": importlib.metadata.version("jsonschema")},
         "requests": args.requests, "ended": len(ended), "valid": num_valid, "answer_tokens": num_tokens,
         "free_answer_tokens": num_free, "tokens_per_s": num_tokens / schema, "free_tokens_per_s": num_free / free,
         "ratio": (num_tokens / schema) / (num_free / free), "seconds": seconds,
@@ -162,8 +145,7 @@ def main():
         f"{len(ended)} of {args.requests} answers ended by themselves, {num_valid} of them are valid\n"
         f"{num_tokens / schema:.0f} tokens/s under a schema, {num_free / free:.0f} without: {result['ratio']:.3f}x"
     )
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out, result)
     return 0 if num_valid == len(ended) > 0 else 1
 
 
