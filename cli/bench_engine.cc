@@ -30,7 +30,7 @@ struct BenchOptions {
   std::int64_t num_requests = 64, prompt = 512, answer = 128;
   std::vector<std::string> traces;  // files instead of them
   double rest = 0;                  // seconds before each run
-  double temperature = 0;
+  SamplingOptions sampling = {};
   std::vector<std::int64_t> streams = {1, 8, 32};
   Format format = Format::text;
   std::string command_line;
@@ -71,7 +71,7 @@ Request request_of(const BenchOptions& options, const TracedRequest& traced,
   for (std::int64_t i = 0; i < traced.prompt; ++i)
     request.prompt.push_back(
         static_cast<std::int32_t>(((idx + 1) * 104729 + i * 7919 + 17) % vocab_size));
-  request.sampling.temperature = options.temperature;
+  request.sampling = options.sampling;
   request.sampling.seed = static_cast<std::uint64_t>(idx);
   request.max_new_tokens = traced.answer;
   request.ignore_end = true;
@@ -257,9 +257,7 @@ void add_bench_engine(CLI::App& bench, Action& action, const std::string& comman
   add_numbers(*app, "--streams", options->streams, {1, 4096},
               "sequences computed at once; several: a run with each")
       ->option_text("N,... [1,8,32]");
-  app->add_option("--temperature", options->temperature, "0: greedy")
-      ->transform(real_number({.low = 1e-5, .high = 1e5, .also = 0}))
-      ->option_text("X [0]");
+  add_filter_options(*app, options->sampling);
   app->add_option("--rest", options->rest, "seconds before each run, for a cool device")
       ->transform(real_number({.low = 0, .high = 600}))
       ->option_text("X [0]");

@@ -67,8 +67,9 @@ TEST(BenchEngine, StreamsAreComputedTogether) {
 
 // At a high temperature some answers would end before their length.
 TEST(BenchEngine, AnswersDoNotEndBeforeTheirLength) {
-  for (const std::string temperature : {"", " --temperature 100000"}) {
-    const auto rows = rows_of("--streams 8 --requests 30 -p 2 -n 100" + temperature);
+  for (const std::string sampling :
+       {"", " --temperature 100000", " --temp 9 --top-k 99 --top-p 0.9 --min-p 0.01"}) {
+    const auto rows = rows_of("--streams 8 --requests 30 -p 2 -n 100" + sampling);
     expect_rates(rows[0]);
   }
 }

@@ -325,11 +325,7 @@ void check_fits(const Model& model, const SessionChoice& choice, std::int64_t nu
                   (is_longest ? ", this model's maximum; shorten the text" : "; raise --context"));
 }
 
-void add_generation_options(CLI::App& app, GenerationChoice& choice) {
-  SamplingOptions& sampling = choice.options.sampling;
-  add_number(app, "-n,--max-tokens,--n-predict,--predict", choice.max_tokens,
-             {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "no limit"},
-             {"maximum length of the answer in tokens; -1: until the model ends it", "N [-1]"});
+void add_filter_options(CLI::App& app, SamplingOptions& sampling) {
   add_number(app, "--temp,--temperature", sampling.temperature,
              {.low = 1e-5, .high = 1e5, .also = 0}, {"temperature; 0: greedy", "X [0]"});
   add_number(app, "--top-k", sampling.top_k, {0, INT32_MAX},
@@ -338,6 +334,14 @@ void add_generation_options(CLI::App& app, GenerationChoice& choice) {
              {"keep the smallest set of tokens whose probability reaches P; 1: all", "P [1]"});
   add_number(app, "--min-p", sampling.min_p, {0, 1},
              {"keep tokens at least P times as likely as the most likely one", "P [0]"});
+}
+
+void add_generation_options(CLI::App& app, GenerationChoice& choice) {
+  SamplingOptions& sampling = choice.options.sampling;
+  add_number(app, "-n,--max-tokens,--n-predict,--predict", choice.max_tokens,
+             {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "no limit"},
+             {"maximum length of the answer in tokens; -1: until the model ends it", "N [-1]"});
+  add_filter_options(app, sampling);
   add_number(app, "--repeat-penalty", sampling.repetition_penalty, {1e-3, 1e3},
              {"repetition penalty; 1: none", "X [1]"});
   add_number(app, "--repeat-window,--repeat-last-n", choice.repeat_window,

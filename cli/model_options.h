@@ -81,6 +81,8 @@ struct GenerationChoice {
 
 // 32 bits: short enough to type. Not std::random_device, with which a wheel needs a newer glibc.
 std::uint32_t random_seed();
+// Temperature and filters.
+void add_filter_options(CLI::App& app, SamplingOptions& sampling);
 // Sampling, length and stop strings.
 void add_generation_options(CLI::App& app, GenerationChoice& choice);
 // For seed -1, draws a seed and prints it as a note.

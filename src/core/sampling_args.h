@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace headrace {
 
@@ -16,8 +17,16 @@ struct BlockMaximaArgs {
   float* maxima;  // [ceil(num_logits / kLogitBlock)]
 };
 
+// What a weight of at most 1 counts: rounded to multiples of 2^-34, so that doubles add up to 2^19
+// of them without rounding, in any order to the same sum.
+inline constexpr double kMassUnit = 0x1p-34;
+constexpr double mass_of(float weight) {
+  constexpr double kRounder = 0x1.8p52 * kMassUnit;
+  return static_cast<double>(weight) + kRounder - kRounder;
+}
+
 // weights[i] = exp((logits[i] - max) / temperature), flushed to 0 below 2^-126; block_sums[i] is
-// the sum of the i-th block of kWeightBlock weights.
+// the sum of the masses of the i-th block of kWeightBlock weights.
 struct ExpWeightsArgs {
   const float* logits;  // [num_logits]
   std::int64_t num_logits;
@@ -30,6 +39,23 @@ struct ExpWeightsArgs {
 struct Candidate {
   float logit;
   std::int32_t token;
+};
+
+// What filters keep: logits above `logit`, and those equal to it with an id up to `last_token`.
+struct LogitBound {
+  float logit = -std::numeric_limits<float>::infinity();
+  std::int32_t last_token = -1;
+  constexpr bool keeps(float value, std::int32_t token) const {
+    return (value > logit) | ((value == logit) & (token <= last_token));
+  }
+  // No filter has taken a token above -infinity.
+  constexpr bool keeps_all() const { return last_token < 0; }
+  // To what both keep.
+  constexpr void raise(const LogitBound& other) {
+    const bool is_higher =
+        other.logit > logit || (other.logit == logit && other.last_token < last_token);
+    if (is_higher) *this = other;
+  }
 };
 
 struct LogitBias {
@@ -66,17 +92,33 @@ struct EditLogitsArgs {
   std::int64_t num_rows;   // up to kMaxLogitQueries
 };
 
+// As ops/sampling.h has them: min_p before or behind top_k and top_p.
+struct LogitFilters {
+  std::int32_t top_k = 0;   // 0: all
+  bool keeps_ties = false;  // with the last of top_k
+  bool is_min_p_first = false;
+  double top_p = 1;
+  double min_p_offset = -std::numeric_limits<double>::infinity();  // added to the largest logit
+  constexpr bool has_any() const { return top_k != 0 || top_p < 1 || has_min_p(); }
+  constexpr bool has_min_p() const {
+    return min_p_offset != -std::numeric_limits<double>::infinity();
+  }
+};
+
 struct LogitQuery {
   const float* row;           // [vocab_size]
   const float* model_row;     // [vocab_size], before edits; `row` where there are none
   const std::uint64_t* mask;  // of `row`, as LogitEdits has it
-  float temperature;          // of the weights; 0: no weights
+  float temperature;          // of the masses that are summed, those of filters; 0: none
   double uniform;             // of a draw, in [0, 1); below 0: the largest logit
+  // Then the token is drawn from what `filters` keep, by `filtered_temperature`.
+  bool is_filtered = false;
+  float filtered_temperature = 0;
+  LogitFilters filters = {};
 };
 
 // Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
-// temperature also the sums of blocks of kWeightBlock weights, with the bits
-// of the CPU's.
+// temperature also the masses of blocks of kWeightBlock weights.
 struct SummariseLogitsArgs {
   std::int64_t vocab_size;
   const LogitQuery* queries;  // [num_queries]
@@ -91,8 +133,10 @@ struct LogitRange {
   float at_least;      // -infinity: all above it
 };
 
-// Of a row that GatherLogitsArgs takes: a counter per block fits 48 KiB of shared memory.
-inline constexpr std::int64_t kMaxGatherLogits = (48 * 1024 / 4 - 1) * kLogitBlock;
+// Of a row on a GPU: its masses add up without rounding, and a counter per block fits 48 KiB of
+// shared memory.
+inline constexpr std::int64_t kMaxDeviceLogits = std::int64_t{1} << 19;
+static_assert((kMaxDeviceLogits / kLogitBlock + 1) * 4 <= 48 * 1024);
 
 // Logits above -infinity of at least a bound, ascending by token.
 struct GatherLogitsArgs {
@@ -102,7 +146,6 @@ struct GatherLogitsArgs {
   std::int64_t num_ranges;
   const float* maxima;    // [*, blocks of kLogitBlock], of the queries, as summarised
   Candidate* candidates;  // [num_ranges, max_candidates], the first of them
-  float* model_logits;    // [num_ranges, max_candidates], of edited rows alone
   std::int64_t max_candidates;
   std::int32_t* counts;  // [num_ranges], of all
 };
@@ -112,15 +155,18 @@ struct DrawnToken {
   float logit;         // of the token; NaN or +infinity: of token -1 - `token`; -infinity: all are
   float model_logit;   // of the same token, before edits
   float max;           // of the row
-  double sum;          // of the weights, with a temperature
+  double sum;          // of the masses, with a temperature; of those that filters keep
+  LogitBound bound;    // of filters
 };
 
 // Tokens from the summaries of their rows: the first of the largest logits, or the token on which
-// `uniform` of the sum of all weights falls, added in the order and with the bits of the CPU.
+// `uniform` of the sum of the masses falls, in the order of the ids: of all, or of those that the
+// filters keep.
 struct DrawTokensArgs {
   std::int64_t vocab_size;
   const LogitQuery* queries;  // [num_queries]
   std::int64_t num_queries;
+  bool has_filters;     // a query is filtered
   const float* maxima;  // as summarised
   const double* block_sums;
   DrawnToken* drawn;     // [num_queries]

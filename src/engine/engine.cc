@@ -86,7 +86,7 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   std::optional<DeviceSampler> device_sampler;
   if (is_on_gpu(model)) {
     Result<DeviceSampler> made =
-        DeviceSampler::make(*model.device, model.host, o.max_num_seqs, config.vocab_size);
+        DeviceSampler::make(*model.device, o.max_num_seqs, config.vocab_size);
     if (!made.ok()) return std::move(made.failure());
     device_sampler.emplace(std::move(made.value()));
   }

@@ -17,28 +17,30 @@
 namespace headrace {
 namespace {
 
-// Of a draw. A filter that keeps more leaves the draw to the host.
+// For the largest logits of a draw. A row with more leaves the draw to the host.
 constexpr std::int64_t kMaxCandidates = 4096;
-static_assert(kMaxCandidates >= kWeightBlock);
 // A draw has up to two queries.
 constexpr std::int64_t kMaxDraws = kMaxLogitQueries / 2;
 // Of a round, which bound its memory; draws with more take another one. Bytes of rows that biases
 // and penalties change (523 of a vocabulary of 128256), of masks (4185), and ranges of candidates.
 constexpr std::int64_t kMaxEditedBytes = 256 << 20, kMaxMaskBytes = 64 << 20, kMaxRanges = 512;
-static_assert(kMaxRanges >= 2);
 constexpr double kLargest = -1;  // in place of a random number
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool has_filters(const SamplingOptions& o, std::int64_t vocab_size) {
-  if (o.temperature == 0) return false;
-  return (o.top_k != 0 && o.top_k < vocab_size) || o.top_p < 1 || o.min_p != 0;
+LogitFilters filters_of(const SamplingOptions& o, std::int64_t vocab_size) {
+  if (o.temperature == 0) return {};
+  const bool has_top_k = o.top_k < vocab_size;
+  return {.top_k = has_top_k ? static_cast<std::int32_t>(o.top_k) : 0,
+          .keeps_ties = o.order != SamplingOrder::llama_cpp,
+          .is_min_p_first = o.order == SamplingOrder::vllm,
+          .top_p = o.top_p,
+          .min_p_offset = min_p_offset(o.min_p, filter_temperature(o))};
 }
 
 // Of the weights that the device sums.
-float temperature_of_sums(const SamplingOptions& o, std::int64_t vocab_size) {
-  if (o.order == SamplingOrder::llama_cpp && has_filters(o, vocab_size)) return 1;
+float temperature_of_sums(const SamplingOptions& o, const LogitFilters& filters) {
   if (o.temperature == 0) return o.num_logprobs ? 1 : 0;
-  return static_cast<float>(o.temperature);
+  return static_cast<float>(filters.has_any() ? filter_temperature(o) : o.temperature);
 }
 
 // Parts of up to max_draws draws that fit in max_bytes: at least one.
@@ -74,13 +76,12 @@ ByteCopy copy_of(const T* from, T* to, std::int64_t count) {
 
 class DeviceSampler::State {
  public:
-  State(Device& device, const DeviceInfo& host, std::int64_t max_draws, std::int64_t vocab_size)
+  State(Device& device, std::int64_t max_draws, std::int64_t vocab_size)
       : device_(device),
         max_draws_(max_draws),
         vocab_size_(vocab_size),
         num_maxima_(ceil_div(vocab_size, kLogitBlock)),
         num_sums_(ceil_div(vocab_size, kWeightBlock)),
-        filter_(host),
         edits_(device, vocab_size, num_that_fit(max_draws, 4 * vocab_size, kMaxEditedBytes),
                num_that_fit(max_draws, 8 * num_maxima_, kMaxMaskBytes)),
         plans_(static_cast<std::size_t>(max_draws)) {}
@@ -109,45 +110,35 @@ class DeviceSampler::State {
   struct Plan {
     bool is_left = false;  // to the host
     std::int64_t logprob_query = -1;
-    std::int64_t kept_range = -1, top_range = -1;  // for filters, for top_logprobs
-  };
-  // A token and what its logprob depends on.
-  struct Picked {
-    std::int32_t token;
-    float logit, model_logit;
-    double sum;  // of the weights that the filters keep
+    std::int64_t top_range = -1;  // for top_logprobs
   };
   Arrays arrays_in(Buffer& buffer, std::size_t& bytes) const;
   std::int64_t max_queries() const { return 2 * max_draws_; }
-  std::int64_t max_ranges() const { return std::min(2 * max_draws_, kMaxRanges); }
+  std::int64_t max_ranges() const { return std::min(max_draws_, kMaxRanges); }
 
-  std::int64_t max_ranges_of(const SamplingOptions& o) const {
-    return has_filters(o, vocab_size_) + has_top_logprobs(o);
-  }
-  bool has_ranges(std::span<const Draw> draws) const {
-    return std::ranges::any_of(draws, [&](const Draw& d) { return max_ranges_of(*d.options) > 0; });
+  static bool has_ranges(std::span<const Draw> draws) {
+    return std::ranges::any_of(draws, [](const Draw& d) { return has_top_logprobs(*d.options); });
   }
   std::size_t plan(const float* logits, std::span<const Draw> draws);
   Status enqueue();
   Status pick_out(std::span<const Draw> draws);
-  std::int64_t add_range(std::int64_t query, float at_least);
+  float least_of_largest(std::int64_t query, std::int64_t count);
   Status gather();
-  std::optional<std::span<const Candidate>> candidates_of(std::int64_t range) const;
-  LogitSummary summary_of(std::int64_t query) const;
   void finish(Draw& draw, std::size_t i);
   Failure failure_of(const DrawnToken& drawn) const;
-  bool pick_kept(const Draw& draw, std::size_t i, Picked& picked);
-  bool add_logprobs(Draw& draw, std::size_t i, const Picked& picked);
+  bool add_logprobs(Draw& draw, std::size_t i);
 
   Device& device_;
   std::optional<Stream> stream_;  // of the last draws
   cuda::OwnedStream uploads_;     // beside it, while it computes the logits
   const std::int64_t max_draws_, vocab_size_, num_maxima_, num_sums_;
-  LogitFilter filter_;
   DeviceEdits edits_;
   std::vector<Plan> plans_;
   std::int64_t num_queries_ = 0, num_ranges_ = 0;  // of the plans
   bool has_weights_ = false;                       // a query has a temperature
+  bool has_filters_ = false;                       // a query has filters
+  std::vector<float> scratch_;                     // of least_of_largest()
+  std::vector<Candidate> largest_;
 
   Buffer on_device_, on_host_;  // Arrays
   Arrays device_arrays_{}, host_arrays_{};
@@ -156,7 +147,6 @@ class DeviceSampler::State {
   Buffer found_;  // of the host, written by the device
   std::int32_t* counts_ = nullptr;
   Candidate* candidates_ = nullptr;  // [max_ranges, kMaxCandidates]
-  float* model_logits_ = nullptr;    // [max_ranges, kMaxCandidates]
   DrawnToken* drawn_ = nullptr;
   cuda::Event has_uploaded_, has_drawn_;  // behind the uploads and the draws of enqueue()
 };
@@ -189,7 +179,6 @@ Status DeviceSampler::State::allocate() {
     host_arrays_ = arrays_in(on_host_, host_bytes);
     counts_ = part<std::int32_t>(found_, found_bytes, max_ranges());
     candidates_ = part<Candidate>(found_, found_bytes, max_ranges() * kMaxCandidates);
-    model_logits_ = part<float>(found_, found_bytes, max_ranges() * kMaxCandidates);
     drawn_ = part<DrawnToken>(found_, found_bytes, max_queries());
     if (is_allocated) break;
     on_device_ = device_.allocate(bytes);
@@ -239,33 +228,45 @@ std::size_t DeviceSampler::State::plan(const float* logits, std::span<const Draw
   edits_.clear();
   num_queries_ = num_ranges_ = 0;
   LogitQuery* const queries = host_arrays_.queries;
+  has_filters_ = false;
   std::int64_t num_ranges = 0;  // that the draws may need
   for (const Draw& draw :
        draws.first(std::min(draws.size(), static_cast<std::size_t>(max_draws_)))) {
     const SamplingOptions& o = *draw.options;
     const float* const row = logits + draw.row * vocab_size_;
     DeviceEdits::Edited edited{.row = row};
-    if ((num_ranges += max_ranges_of(o)) > max_ranges()) break;
+    if ((num_ranges += has_top_logprobs(o)) > max_ranges()) break;
     if (!draw.input.mask.empty() || changes_logits(o)) {
       if (edits_.is_full()) break;
       edited = edits_.add(row, draw.input, o);
     }
     const bool is_left = edited.row == nullptr;
     plans_[static_cast<std::size_t>(num_queries_)] = {.is_left = is_left};
+    const LogitFilters filters = filters_of(o, vocab_size_);
     queries[num_queries_++] = {.row = is_left ? row : edited.row,
                                .model_row = row,
                                .mask = edited.mask,
-                               .temperature = temperature_of_sums(o, vocab_size_),
-                               .uniform = o.temperature == 0 ? kLargest : uniform_of(draw)};
+                               .temperature = temperature_of_sums(o, filters),
+                               .uniform = o.temperature == 0 ? kLargest : uniform_of(draw),
+                               .is_filtered = filters.has_any(),
+                               .filtered_temperature = static_cast<float>(o.temperature),
+                               .filters = filters};
+    has_filters_ |= filters.has_any();
   }
   const auto num_draws = static_cast<std::size_t>(num_queries_);
   for (std::size_t i = 0; i < num_draws; ++i) {
     const SamplingOptions& o = *draws[i].options;
     const LogitQuery& own = queries[i];
     if (!o.num_logprobs || o.logprobs_mode != LogprobsMode::raw) continue;
-    const bool is_own = own.row == own.model_row && own.mask == nullptr && own.temperature == 1;
+    const bool is_own =
+        own.row == own.model_row && own.mask == nullptr && own.temperature == 1 && !own.is_filtered;
     plans_[i].logprob_query = is_own ? static_cast<std::int64_t>(i) : num_queries_;
-    if (!is_own) queries[num_queries_++] = {own.model_row, own.model_row, nullptr, 1, kLargest};
+    if (!is_own)
+      queries[num_queries_++] = {.row = own.model_row,
+                                 .model_row = own.model_row,
+                                 .mask = nullptr,
+                                 .temperature = 1,
+                                 .uniform = kLargest};
   }
   has_weights_ =
       std::ranges::any_of(std::span(queries, static_cast<std::size_t>(num_queries_)),
@@ -296,6 +297,7 @@ Status DeviceSampler::State::enqueue() {
   HEADRACE_TRY(cuda::draw_tokens({.vocab_size = vocab_size_,
                                   .queries = d.queries,
                                   .num_queries = num_queries_,
+                                  .has_filters = has_filters_,
                                   .maxima = d.maxima,
                                   .block_sums = block_sums_,
                                   .drawn = drawn_,
@@ -304,7 +306,7 @@ Status DeviceSampler::State::enqueue() {
   return cuda::record(has_drawn_, *stream_);
 }
 
-// The logits that filters may keep, and those that may be among the largest.
+// The logits that may be among the largest.
 Status DeviceSampler::State::pick_out(std::span<const Draw> draws) {
   const ByteCopy maxima =
       copy_of(device_arrays_.maxima, host_arrays_.maxima, num_queries_ * num_maxima_);
@@ -313,22 +315,21 @@ Status DeviceSampler::State::pick_out(std::span<const Draw> draws) {
   for (std::size_t i = 0; i < draws.size(); ++i) {
     const SamplingOptions& o = *draws[i].options;
     Plan& plan = plans_[i];
-    const auto own = static_cast<std::int64_t>(i);
-    if (plan.is_left || drawn_[i].token < 0) continue;
-    const bool is_filtered = has_filters(o, vocab_size_),
-               is_raw = o.logprobs_mode == LogprobsMode::raw;
-    if (is_filtered)
-      plan.kept_range = add_range(own, filter_.needed(o, summary_of(own), drawn_[i].sum));
-    if (!has_top_logprobs(o) || (is_filtered && !is_raw)) continue;
-    const std::int64_t query = is_raw ? plan.logprob_query : own;
-    plan.top_range = add_range(query, filter_.least_of_largest(*o.num_logprobs, summary_of(query)));
+    if (plan.is_left || drawn_[i].token < 0 || !has_top_logprobs(o)) continue;
+    const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
+    const std::int64_t query = is_raw ? plan.logprob_query : static_cast<std::int64_t>(i);
+    host_arrays_.ranges[num_ranges_] = {static_cast<std::int32_t>(query),
+                                        least_of_largest(query, *o.num_logprobs)};
+    plan.top_range = num_ranges_++;
   }
   return num_ranges_ == 0 ? std::nullopt : gather();
 }
 
-std::int64_t DeviceSampler::State::add_range(std::int64_t query, float at_least) {
-  host_arrays_.ranges[num_ranges_] = {static_cast<std::int32_t>(query), at_least};
-  return num_ranges_++;
+// The `count` largest logits of a row are at least this large.
+float DeviceSampler::State::least_of_largest(std::int64_t query, std::int64_t count) {
+  const auto num_maxima = static_cast<std::size_t>(num_maxima_);
+  scratch_.resize(num_maxima);
+  return kth_largest({host_arrays_.maxima + query * num_maxima_, num_maxima}, count, scratch_);
 }
 
 Status DeviceSampler::State::gather() {
@@ -340,26 +341,10 @@ Status DeviceSampler::State::gather() {
                                     .num_ranges = num_ranges_,
                                     .maxima = device_arrays_.maxima,
                                     .candidates = candidates_,
-                                    .model_logits = model_logits_,
                                     .max_candidates = kMaxCandidates,
                                     .counts = counts_},
                                    device_.info().device_id, *stream_));
   return device_.synchronise(*stream_);
-}
-
-// Empty: there are too many.
-std::optional<std::span<const Candidate>> DeviceSampler::State::candidates_of(
-    std::int64_t range) const {
-  if (counts_[range] > kMaxCandidates) return std::nullopt;
-  return std::span<const Candidate>(candidates_ + range * kMaxCandidates,
-                                    static_cast<std::size_t>(counts_[range]));
-}
-
-LogitSummary DeviceSampler::State::summary_of(std::int64_t query) const {
-  return {
-      .num_logits = vocab_size_,
-      .max = drawn_[query].max,
-      .maxima = {host_arrays_.maxima + query * num_maxima_, static_cast<std::size_t>(num_maxima_)}};
 }
 
 // Where something is missing, the draw has no result.
@@ -371,10 +356,8 @@ void DeviceSampler::State::finish(Draw& draw, std::size_t i) {
     draw.failure = failure_of(drawn);
     return;
   }
-  Picked picked{drawn.token, drawn.logit, drawn.model_logit, drawn.sum};
-  if (plan.kept_range >= 0 && !pick_kept(draw, i, picked)) return;
-  if (draw.options->num_logprobs && !add_logprobs(draw, i, picked)) return;
-  draw.token = picked.token;
+  if (draw.options->num_logprobs && !add_logprobs(draw, i)) return;
+  draw.token = drawn.token;
 }
 
 Failure DeviceSampler::State::failure_of(const DrawnToken& drawn) const {
@@ -384,66 +367,48 @@ Failure DeviceSampler::State::failure_of(const DrawnToken& drawn) const {
   return bad_edited_logit(token, drawn.logit, drawn.model_logit);
 }
 
-bool DeviceSampler::State::pick_kept(const Draw& draw, std::size_t i, Picked& picked) {
-  const SamplingOptions& o = *draw.options;
-  const std::int64_t range = plans_[i].kept_range;
-  const auto known = candidates_of(range);
-  if (!known) return false;
-  const LogitQuery& query = host_arrays_.queries[i];
-  filter_.begin(summary_of(static_cast<std::int64_t>(i)), picked.sum, *known);
-  filter_.apply(o);
-  // By fewer tokens above -infinity than top_k, or by rounding: the token is drawn from all.
-  if (filter_.keeps_all())
-    return host_arrays_.ranges[range].at_least == -kInfinity &&
-           query.temperature == static_cast<float>(o.temperature);
-  const Distribution left = filter_.distribution(o.temperature);
-  picked.token = left.tokens[filter_.pick(uniform_of(draw))];
-  picked.sum = left.sum;
-  const auto at = std::ranges::lower_bound(*known, picked.token, {}, &Candidate::token);
-  picked.logit = picked.model_logit = at->logit;
-  if (query.row != query.model_row)
-    picked.model_logit = model_logits_[range * kMaxCandidates + (at - known->begin())];
-  return true;
-}
-
-// Sampler::State::add_logprobs() of what is known. filter_ has what pick_kept() kept.
-bool DeviceSampler::State::add_logprobs(Draw& draw, std::size_t i, const Picked& picked) {
+// Sampler::State::add_logprobs() of what is known. False: there are too many candidates.
+bool DeviceSampler::State::add_logprobs(Draw& draw, std::size_t i) {
   const SamplingOptions& o = *draw.options;
   const Plan& plan = plans_[i];
+  const DrawnToken& drawn = drawn_[i];
   const bool is_raw = o.logprobs_mode == LogprobsMode::raw;
   draw.top_logprobs.clear();
   if (!is_raw && o.temperature == 0) {
-    if (*o.num_logprobs > 0) draw.top_logprobs.push_back({picked.token, 0});
+    if (*o.num_logprobs > 0) draw.top_logprobs.push_back({drawn.token, 0});
     return true;
   }
-  const std::int64_t query = is_raw ? plan.logprob_query : static_cast<std::int64_t>(i);
-  const double max = drawn_[query].max, temperature = is_raw ? 1 : o.temperature;
-  const double log_sum = std::log(is_raw ? drawn_[query].sum : picked.sum);
+  const DrawnToken& of_logprobs = is_raw ? drawn_[plan.logprob_query] : drawn;
+  const double max = of_logprobs.max, temperature = is_raw ? 1 : o.temperature;
+  const double log_sum = std::log(of_logprobs.sum);
   const auto logprob = [&](float logit) { return logprob_of(logit, max, temperature, log_sum); };
-  draw.logprob = logprob(is_raw ? picked.model_logit : picked.logit);
-  if (!has_top_logprobs(o)) return true;
-  if (plan.top_range >= 0) {
-    const auto known = candidates_of(plan.top_range);
-    if (!known) return false;
-    filter_.begin(summary_of(query), 0, *known);
-  }
-  for (const Candidate& candidate : filter_.largest(*o.num_logprobs))
+  draw.logprob = logprob(is_raw ? drawn.model_logit : drawn.logit);
+  if (plan.top_range < 0) return true;
+  const std::int32_t count = counts_[plan.top_range];
+  if (count > kMaxCandidates) return false;
+  const std::span candidates(candidates_ + plan.top_range * kMaxCandidates,
+                             static_cast<std::size_t>(count));
+  largest_.clear();
+  for (const Candidate& c : candidates)
+    if (of_logprobs.bound.keeps(c.logit, c.token)) largest_.push_back(c);
+  keep_largest(largest_, *o.num_logprobs);
+  for (const Candidate& candidate : largest_)
     draw.top_logprobs.push_back({candidate.token, logprob(candidate.logit)});
   return true;
 }
 
-Result<DeviceSampler> DeviceSampler::make(Device& device, const DeviceInfo& host,
-                                          std::int64_t max_draws, std::int64_t vocab_size) {
+Result<DeviceSampler> DeviceSampler::make(Device& device, std::int64_t max_draws,
+                                          std::int64_t vocab_size) {
   if (device.info().device_type != HEADRACE_CUDA)
     return unsupported("a device sampler on [{}]: must be a GPU; use a sampler of the host",
                        device_text(device.info()));
   if (max_draws > kMaxDraws)
     return unsupported("{} tokens drawn at once on a GPU, at most {}; pass a smaller max_num_seqs",
                        max_draws, kMaxDraws);
-  if (vocab_size > kMaxGatherLogits)
+  if (vocab_size > kMaxDeviceLogits)
     return unsupported("a vocabulary of {} tokens on a GPU, at most {}; use a sampler of the host",
-                       vocab_size, kMaxGatherLogits);
-  auto state = std::make_unique<State>(device, host, max_draws, vocab_size);
+                       vocab_size, kMaxDeviceLogits);
+  auto state = std::make_unique<State>(device, max_draws, vocab_size);
   if (Status bad = state->allocate()) return std::move(*bad);
   return DeviceSampler(std::move(state));
 }

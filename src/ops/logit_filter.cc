@@ -26,6 +26,30 @@ float round_up_to_float(double value) {
 
 }  // namespace
 
+float kth_largest(std::span<const float> values, std::int64_t k, std::span<float> scratch) {
+  if (k > std::ssize(values)) return -kInfinity;
+  const auto begin = scratch.begin(), end = std::ranges::copy(values, begin).out;
+  std::nth_element(begin, begin + (k - 1), end, std::greater<>());
+  return begin[k - 1];
+}
+
+void keep_largest(std::vector<Candidate>& candidates, std::int64_t count) {
+  if (std::ssize(candidates) > count) {
+    std::ranges::nth_element(candidates, candidates.begin() + count, ranks_before);
+    candidates.resize(static_cast<std::size_t>(count));
+  }
+  std::ranges::sort(candidates, ranks_before);
+}
+
+// exp((logit - max) / temperature) >= min_p
+double min_p_offset(double min_p, double temperature) {
+  return min_p == 0 ? -std::numeric_limits<double>::infinity() : temperature * std::log(min_p);
+}
+
+double filter_temperature(const SamplingOptions& o) {
+  return o.order == SamplingOrder::llama_cpp ? 1 : o.temperature;
+}
+
 void LogitFilter::reserve(std::size_t vocab_size) {
   // The last of them, so that an allocation that failed is made again.
   if (weights_.size() >= vocab_size) return;
@@ -46,7 +70,6 @@ void LogitFilter::reserve(std::size_t vocab_size) {
 bool LogitFilter::begin(std::span<const float> logits) {
   reserve(logits.size());
   logits_ = logits;
-  known_ = {};
   bound_ = {};
   num_logits_ = static_cast<std::int64_t>(logits.size());
   if (!cpu::block_maxima({logits.data(), num_logits_, maxima_.data()}, device_)) return false;
@@ -55,35 +78,15 @@ bool LogitFilter::begin(std::span<const float> logits) {
   return true;
 }
 
-void LogitFilter::begin(const LogitSummary& summary, double sum,
-                        std::span<const Candidate> candidates) {
-  reserve(static_cast<std::size_t>(summary.num_logits));
-  logits_ = {};
-  known_ = candidates;
-  known_sum_ = sum;
-  bound_ = {};
-  num_logits_ = summary.num_logits;
-  max_ = summary.max;
-}
-
 std::int32_t LogitFilter::argmax() const {
   const auto block = std::find(maxima_.begin(), maxima_.end(), max_) - maxima_.begin();
   const auto found = std::find(logits_.begin() + block * kLogitBlock, logits_.end(), max_);
   return static_cast<std::int32_t>(found - logits_.begin());
 }
 
-void LogitFilter::raise(LogitBound bound) {
-  const bool is_higher = bound.logit > bound_.logit ||
-                         (bound.logit == bound_.logit && bound.last_token < bound_.last_token);
-  if (is_higher) bound_ = bound;
-}
-
 // Sets candidates_ to the kept tokens with a logit of at least `at_least`, ascending by id.
 void LogitFilter::gather(float at_least) {
   candidates_.clear();
-  for (const Candidate& c : known_)
-    if (c.logit >= at_least && bound_.keeps(c.logit, c.token)) candidates_.push_back(c);
-  if (!has_logits()) return;
   const float lowest = std::max(at_least, bound_.logit);
   const auto size = num_logits_;
   for (std::int64_t first = 0; first < size; first += kLogitBlock) {
@@ -101,22 +104,15 @@ void LogitFilter::gather(float at_least) {
   }
 }
 
-// -infinity: there are fewer.
-float LogitFilter::kth_largest_maximum(std::span<const float> maxima, std::int64_t k) {
-  if (k > std::ssize(maxima)) return -kInfinity;
-  const auto begin = selection_.begin(), end = std::ranges::copy(maxima, begin).out;
-  std::nth_element(begin, begin + (k - 1), end, std::greater<>());
-  return begin[k - 1];
+float LogitFilter::kth_largest_maximum(std::int64_t k) {
+  const auto num_blocks = static_cast<std::size_t>(ceil_div(num_logits_, kLogitBlock));
+  return kth_largest({maxima_.data(), num_blocks}, k, selection_);
 }
 
 // Moves the `count` largest to the front of candidates_, unordered but with the smallest of them
 // last. False if fewer than `count` are kept; candidates_ then holds all of them.
 bool LogitFilter::gather_largest(std::int64_t count) {
-  const auto num_blocks = ceil_div(num_logits_, kLogitBlock);
-  float at_least = -kInfinity;
-  if (has_logits())  // at least `count` logits are as large
-    at_least = kth_largest_maximum({maxima_.data(), static_cast<std::size_t>(num_blocks)}, count);
-  gather(at_least);
+  gather(kth_largest_maximum(count));  // at least `count` logits are as large
   const auto size = static_cast<std::int64_t>(candidates_.size());
   if (size < count) return false;
   const auto begin = candidates_.begin();
@@ -127,66 +123,33 @@ bool LogitFilter::gather_largest(std::int64_t count) {
 }
 
 void LogitFilter::apply(const SamplingOptions& o) {
-  switch (o.order) {
-    case SamplingOrder::vllm:
-      keep_min_p(o.min_p, o.temperature);
-      keep_top_k(o.top_k, true);
-      return keep_top_p(o.top_p, o.temperature);
-    case SamplingOrder::transformers:
-      keep_top_k(o.top_k, true);
-      keep_top_p(o.top_p, o.temperature);
-      return keep_min_p(o.min_p, o.temperature);
-    case SamplingOrder::llama_cpp:
-      keep_top_k(o.top_k, false);
-      keep_top_p(o.top_p, 1);
-      return keep_min_p(o.min_p, 1);
-  }
-}
-
-float LogitFilter::needed(const SamplingOptions& o, const LogitSummary& summary, double sum) {
-  reserve(static_cast<std::size_t>(summary.num_logits));
-  max_ = summary.max;
-  const double temperature = o.order == SamplingOrder::llama_cpp ? 1 : o.temperature;
+  const double temperature = filter_temperature(o);
   const bool is_min_p_first = o.order == SamplingOrder::vllm;
-  const bool has_top_k = o.top_k != 0 && o.top_k < summary.num_logits;
-  float least = -kInfinity;
-  if (has_top_k) least = kth_largest_maximum(summary.maxima, o.top_k);
-  if (o.min_p != 0 && (is_min_p_first || (!has_top_k && o.top_p >= 1)))
-    least = std::max(least, least_for_min_p(o.min_p, temperature));
-  if (o.top_p < 1 && !has_top_k && !(o.min_p != 0 && is_min_p_first))
-    least =
-        least_for_top_p(o.top_p, temperature, sum, static_cast<std::size_t>(summary.num_logits));
-  return least;
-}
-
-float LogitFilter::least_of_largest(std::int64_t count, const LogitSummary& summary) {
-  reserve(static_cast<std::size_t>(summary.num_logits));
-  return kth_largest_maximum(summary.maxima, count);
+  if (is_min_p_first) keep_min_p(o.min_p, temperature);
+  keep_top_k(o.top_k, o.order != SamplingOrder::llama_cpp);
+  keep_top_p(o.top_p, temperature);
+  if (!is_min_p_first) keep_min_p(o.min_p, temperature);
 }
 
 void LogitFilter::keep_top_k(std::int64_t k, bool with_ties) {
   if (k == 0 || k >= num_logits_ || !gather_largest(k)) return;
   const Candidate& last = candidates_[static_cast<std::size_t>(k - 1)];
-  raise({last.logit, with_ties ? kLastToken : last.token});
+  bound_.raise({last.logit, with_ties ? kLastToken : last.token});
 }
 
 void LogitFilter::keep_min_p(double min_p, double temperature) {
-  if (min_p != 0) raise({least_for_min_p(min_p, temperature), kLastToken});
-}
-
-// exp((logit - max) / temperature) >= min_p
-float LogitFilter::least_for_min_p(double min_p, double temperature) const {
-  return round_up_to_float(static_cast<double>(max_) + temperature * std::log(min_p));
+  if (min_p == 0) return;
+  const double least = static_cast<double>(max_) + min_p_offset(min_p, temperature);
+  bound_.raise({round_up_to_float(least), kLastToken});
 }
 
 void LogitFilter::keep_top_p(double top_p, double temperature) {
   if (top_p >= 1) return;
-  const bool is_unfiltered = keeps_all();
+  const bool is_unfiltered = bound_.keeps_all();
   if (!is_unfiltered) gather(-kInfinity);
   const auto num_kept = is_unfiltered ? static_cast<std::size_t>(num_logits_) : candidates_.size();
-  const double total = !is_unfiltered ? weigh_candidates(temperature)
-                       : has_logits() ? weigh(logits_.data(), num_kept, temperature)
-                                      : known_sum_;
+  const double total =
+      is_unfiltered ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
   gather(least_for_top_p(top_p, temperature, total, num_kept));
   raise_to_mass(top_p * total, temperature);
 }
@@ -195,8 +158,9 @@ void LogitFilter::keep_top_p(double top_p, double temperature) {
 float LogitFilter::least_for_top_p(double top_p, double temperature, double total,
                                    std::size_t num_kept) const {
   // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total, so the
-  // others reach top_p without them. 0.99: margin for rounding.
-  const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
+  // others reach top_p without them. 0.99, and a unit: margin for rounding.
+  const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept) - kMassUnit;
+  if (unneeded <= 0) return -kInfinity;
   return static_cast<float>(static_cast<double>(max_) + temperature * std::log(unneeded));
 }
 
@@ -216,28 +180,27 @@ void LogitFilter::raise_to_mass(double goal, double temperature) {
   weigh_candidates(temperature);
   bucket_sums_.fill(0);
   for (std::size_t i = 0; i < size; ++i)
-    bucket_sums_[bucket_of(candidates_[i].logit)] += static_cast<double>(weights_[i]);
+    bucket_sums_[bucket_of(candidates_[i].logit)] += mass_of(weights_[i]);
   double reached = 0;
   std::size_t bucket = 0;
   while (bucket < kNumBuckets && reached + bucket_sums_[bucket] < goal)
     reached += bucket_sums_[bucket++];
-  if (bucket == kNumBuckets) return;  // the sum misses the goal by rounding: keep all
+  if (bucket == kNumBuckets) return;  // of more than 2^19 tokens the sum may miss it by rounding
   std::erase_if(candidates_, [&](const Candidate& c) { return bucket_of(c.logit) != bucket; });
   std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   weigh_candidates(temperature);
   std::size_t last = 0;
   for (; last + 1 < candidates_.size(); ++last) {
-    reached += static_cast<double>(weights_[last]);
+    reached += mass_of(weights_[last]);
     if (reached >= goal) break;
   }
-  raise({candidates_[last].logit, candidates_[last].token});
+  bound_.raise({candidates_[last].logit, candidates_[last].token});
 }
 
 std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
-  count = std::min(count, num_logits_);
   if (count == 0) return {};
-  if (gather_largest(count)) candidates_.resize(static_cast<std::size_t>(count));
-  std::sort(candidates_.begin(), candidates_.end(), ranks_before);
+  gather(kth_largest_maximum(count));
+  keep_largest(candidates_, count);
   return candidates_;
 }
 
@@ -259,7 +222,7 @@ double LogitFilter::weigh_candidates(double temperature) {
 }
 
 Distribution LogitFilter::distribution(double temperature) {
-  if (keeps_all()) {
+  if (bound_.keeps_all()) {
     weigh(logits_.data(), logits_.size(), temperature);
     return {{all_tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
   }
@@ -269,9 +232,8 @@ Distribution LogitFilter::distribution(double temperature) {
   return {{tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
 }
 
-// The first index at which the cumulative weight exceeds u * sum. Block sums are compared first.
-// The sum within a block may round to less than the block sum; then the last nonzero weight is
-// picked.
+// The first index at which the cumulative mass exceeds u * sum. Block sums are compared first.
+// u * sum may round to the sum; then the last one with a mass is picked.
 std::size_t LogitFilter::pick(double u) const {
   const double target = u * sum_;
   const auto block_size = static_cast<std::size_t>(kWeightBlock);
@@ -284,9 +246,10 @@ std::size_t LogitFilter::pick(double u) const {
     if (is_here || last == num_weights_) {
       double reached = before;
       for (std::size_t i = first; i < last; ++i) {
-        if (weights_[i] == 0) continue;
+        const double mass = mass_of(weights_[i]);
+        if (mass == 0) continue;
         picked = i;
-        reached += static_cast<double>(weights_[i]);
+        reached += mass;
         if (reached > target) return picked;
       }
       return picked;

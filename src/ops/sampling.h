@@ -18,6 +18,8 @@
 //   top_p  keeps tokens in descending order (ties: the lowest id first) until their probabilities
 //          reach top_p: at least one.
 //   min_p  keeps tokens with at least min_p times the largest probability.
+// Filters and draws add weights, exp((logit - largest) / temperature), rounded to 2^-34
+// (mass_of()): a token 2^35 times less likely than the most likely one is not drawn.
 // A token with logit -infinity is never drawn. Temperature 0 takes the largest logit after
 // penalties, the lowest id among equals, and applies no filter.
 //
@@ -94,7 +96,7 @@ struct Sample {
 struct Distribution {
   std::span<const std::int32_t> tokens;  // ascending; without filters every token
   std::span<const float> weights;
-  double sum;
+  double sum;  // of the weights as they count (mass_of())
 };
 
 // A sampler and its buffers; only the first call with a vocabulary size allocates. One per thread.

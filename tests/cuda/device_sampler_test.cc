@@ -14,11 +14,23 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-enum class Kind { normal, sharp, flat, equal, mostly_forbidden, one, huge, none, nan, infinite };
+enum class Kind {
+  normal,
+  sharp,
+  flat,
+  equal,
+  zeros,
+  mostly_forbidden,
+  one,
+  huge,
+  none,
+  nan,
+  infinite
+};
 constexpr Kind kKinds[] = {
-    Kind::normal, Kind::sharp, Kind::flat, Kind::equal, Kind::mostly_forbidden,
+    Kind::normal, Kind::sharp, Kind::flat, Kind::equal, Kind::zeros,   Kind::mostly_forbidden,
     Kind::one,    Kind::huge,  Kind::none, Kind::nan,   Kind::infinite};
-constexpr std::int64_t kNumGoodKinds = 6;
+constexpr std::int64_t kNumGoodKinds = 7;
 
 std::vector<float> row_of(Kind kind, std::int64_t vocab_size, Random& random) {
   std::vector<float> row(static_cast<std::size_t>(vocab_size));
@@ -38,6 +50,9 @@ std::vector<float> row_of(Kind kind, std::int64_t vocab_size, Random& random) {
         break;
       case Kind::equal:
         x = static_cast<float>(std::floor(normal));  // many ties
+        break;
+      case Kind::zeros:  // of both signs, which are equal
+        x = std::copysign(random.between(0, 3) == 0 ? 1.0f : 0.0f, static_cast<float>(normal));
         break;
       case Kind::mostly_forbidden:
         x = random.between(0, 99) == 0 ? static_cast<float>(normal) : -kInfinity;
@@ -125,7 +140,7 @@ class DeviceSamplerOnGpu : public ::testing::TestWithParam<std::int64_t> {
   void SetUp() override { HEADRACE_NEEDS_GPU(80); }
 
   DeviceSampler make(std::int64_t max_draws) const {
-    return std::move(DeviceSampler::make(*device_, host_, max_draws, vocab_size_).value());
+    return std::move(DeviceSampler::make(*device_, max_draws, vocab_size_).value());
   }
   void add_row(Kind kind, Random& random) {
     const auto row = row_of(kind, vocab_size_, random);
@@ -182,10 +197,9 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerOnGpu,
                                            152064));
 
 TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
-  constexpr std::int64_t kRows = 12, kDraws = 100;
+  constexpr std::int64_t kRows = 14, kDraws = 100;
   DeviceSampler sampler = make(64);  // fewer than are drawn at once
   Random random(static_cast<std::uint64_t>(vocab_size_));
-  std::int64_t num_drawn = 0, num_left = 0;
   for (int round = 0; round < 4; ++round) {
     rows_.clear();
     for (std::int64_t i = 0; i < kRows; ++i) add_row(kKinds[i % kNumGoodKinds], random);
@@ -199,12 +213,10 @@ TEST_P(DeviceSamplerOnGpu, DrawsTheTokensOfTheHost) {
                        .input = {.sequence_id = static_cast<std::uint64_t>(i), .position = 3 + i}});
     ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
     for (const auto& draw : draws) {
-      num_left += !expect_same(draw);
-      ++num_drawn;
+      EXPECT_TRUE(expect_same(draw));
       if (HasFailure()) return;
     }
   }
-  EXPECT_LT(num_left, num_drawn / 2);  // flat rows of a large vocabulary
 }
 
 // Of rows that are damaged, too, beside others; more draws than a round has.
@@ -212,7 +224,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsWhatTheHostDrawsWithAnyOptions) {
   constexpr std::int64_t kRows = 15, kDraws = 300;
   DeviceSampler sampler = make(200);
   Random random(static_cast<std::uint64_t>(vocab_size_));
-  std::int64_t num_left = 0, num_failed = 0;
+  std::int64_t num_left = 0, num_failed = 0;  // rows of many ties have too many top logprobs
   for (std::int64_t i = 0; i < kRows; ++i) add_row(kKinds[i % std::ssize(kKinds)], random);
   const OnDevice<float> logits(rows_);
   struct Request {
@@ -244,7 +256,7 @@ TEST_P(DeviceSamplerOnGpu, DrawsWhatTheHostDrawsWithAnyOptions) {
     num_failed += draw.failure.has_value();
     if (HasFailure()) return;
   }
-  EXPECT_LT(num_left, kDraws / 3);
+  EXPECT_LT(num_left, kDraws / 4);
   EXPECT_GT(num_failed, 10);
 }
 
@@ -290,7 +302,7 @@ TEST_P(DeviceSamplerOnGpu, ReportsBadRowsBesideOthers) {
 TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
   HEADRACE_NEEDS_GPU(80);
   const auto device = std::move(cuda::make_device(0).value());
-  const auto made = DeviceSampler::make(*device, cpu_info().value(), 32768, 64);
+  const auto made = DeviceSampler::make(*device, 32768, 64);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.failure().code, ErrorCode::unsupported);
 }
@@ -319,7 +331,7 @@ TEST_P(DeviceSamplerOnGpu, BeginsWhatNeedsNoHost) {
   EXPECT_TRUE(begins({.repetition_penalty = 2}, 100, {.output = history}));
   EXPECT_TRUE(
       begins({.frequency_penalty = 2, .num_logprobs = 0}, 100, {.output = history, .mask = mask}));
-  EXPECT_FALSE(begins({.top_p = 0.5}));
+  EXPECT_TRUE(begins({.top_k = 3, .top_p = 0.5, .min_p = 0.1}, 100, {.mask = mask}));
   EXPECT_FALSE(begins({.num_logprobs = 1}));
   // Longer lists than there is memory for: of a row, and of all.
   EXPECT_FALSE(begins({.logit_bias = std::vector<LogitBias>(8193)}));
@@ -335,8 +347,7 @@ TEST(DeviceSamplerOnGpuLimits, BeginsWhatItHasMemoryFor) {
   constexpr std::int64_t kVocabSize = 152064, kRows = (256 << 20) / (4 * kVocabSize),
                          kMasks = (64 << 20) / (kVocabSize / 8);
   const auto device = std::move(cuda::make_device(0).value());
-  DeviceSampler sampler =
-      std::move(DeviceSampler::make(*device, cpu_info().value(), kMasks + 1, kVocabSize).value());
+  DeviceSampler sampler = std::move(DeviceSampler::make(*device, kMasks + 1, kVocabSize).value());
   const OnDevice<float> logits(std::vector<float>(kVocabSize, 1.0f));
   const SamplingOptions greedy{.temperature = 0}, biased{.temperature = 0, .logit_bias = {{99, 1}}};
   std::vector<std::uint64_t> mask(kVocabSize / 64);
@@ -376,6 +387,9 @@ TEST_P(DeviceSamplerOnGpu, DrawsAlone) {
       if (position % 4 == 3) options.logit_bias = {{last, 9.0f}, {0, -1.0f}, {last, 0.1f}};
       if (position % 8 == 7) options.logit_bias.push_back({last / 2, -kInfinity});
       if (position % 5 == 4) options.repetition_penalty = 1.3;
+      if (position % 6 == 1) options.top_p = 0.9;
+      if (position % 6 == 5) options.top_k = 40, options.min_p = 0.01;
+      options.order = static_cast<SamplingOrder>(position % 11 % 3);
       if (position % 7 >= 5) options.presence_penalty = 0.5, options.frequency_penalty = -0.1;
       const std::vector<std::int32_t> history = {last, last / 3, last, 0};
       std::vector<DeviceSampler::Draw> draws;

@@ -45,8 +45,8 @@ struct SamplingKernels {
     double lanes[kSumLanes] = {};
     int64_t i = 0;
     for (; i + kSumLanes <= n; i += kSumLanes)
-      for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] += static_cast<double>(x[i + lane]);
-    for (int lane = 0; i < n; ++lane, ++i) lanes[lane] += static_cast<double>(x[i]);
+      for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] += mass_of(x[i + lane]);
+    for (int lane = 0; i < n; ++lane, ++i) lanes[lane] += mass_of(x[i]);
     for (int half = kSumLanes / 2; half > 0; half /= 2)
       for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
     return lanes[0];

@@ -2,9 +2,9 @@
 #include <climits>
 
 #include "backends/cuda/backend.h"
-#include "backends/cuda/common/constants.h"
-#include "backends/cuda/device/types.cuh"
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sampling/logit_filters.cuh"
+#include "backends/cuda/sampling/logit_row.cuh"
 #include "base/math.h"
 #include "core/sampling_args.h"
 
@@ -12,33 +12,9 @@ namespace headrace::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kSumLanes = 16;  // that add the weights of a block, as on the CPU
+constexpr int kSumLanes = 16;  // that add the weights of a block
 constexpr int kSumsOfCta = kThreads / kSumLanes;
-constexpr u32 kAll = 0xffffffffu;
 static_assert(kLogitBlock == 64 && kWeightBlock == 256);
-
-__device__ __forceinline__ float nan_or_max(float a, float b) {
-  return isnan(a) || isnan(b) ? NAN : fmaxf(a, b);
-}
-__device__ __forceinline__ float warp_nan_or_max(float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x = nan_or_max(x, __shfl_xor_sync(kAll, x, mask));
-  return x;
-}
-
-// A logit after the word of its mask. Adds -infinity rather than storing it, so that a NaN of the
-// model is still found, and 0 beside it, as the CPU does.
-constexpr std::uint64_t kEvery = ~std::uint64_t{0};
-__device__ __forceinline__ float masked(float logit, std::uint64_t allowed, std::int64_t token) {
-  if (allowed == kEvery) return logit;
-  return __fadd_rn(logit, (allowed >> token % kLogitBlock & 1) != 0 ? 0.0f : -INFINITY);
-}
-__device__ __forceinline__ std::uint64_t word_of(const std::uint64_t* mask, std::int64_t block) {
-  return mask == nullptr ? kEvery : mask[block];
-}
-__device__ __forceinline__ float logit_at(const LogitQuery& query, std::int64_t token) {
-  return masked(query.row[token], word_of(query.mask, token / kLogitBlock), token);
-}
 
 // Copies rows and forbids what their masks do. A warp per block.
 __global__ void __launch_bounds__(kThreads) mask_kernel(const EditLogitsArgs p) {
@@ -82,19 +58,6 @@ __global__ void __launch_bounds__(kThreads) edit_kernel(const EditLogitsArgs p) 
   }
 }
 
-// The largest logit of a row, NaN if a maximum of its blocks is; every thread gets it.
-__device__ __forceinline__ float row_max(const float* maxima, std::int64_t num_maxima) {
-  __shared__ float of_warps[kWarps];
-  float max = -INFINITY;
-  for (std::int64_t i = threadIdx.x; i < num_maxima; i += kThreads)
-    max = nan_or_max(max, maxima[i]);
-  max = warp_nan_or_max(max);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = max;
-  __syncthreads();
-  for (const float other : of_warps) max = nan_or_max(max, other);
-  return max;
-}
-
 // A warp per block.
 __global__ void __launch_bounds__(kThreads) maxima_kernel(const SummariseLogitsArgs p) {
   const std::int64_t num_blocks = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
@@ -113,38 +76,20 @@ __global__ void __launch_bounds__(kThreads) maxima_kernel(const SummariseLogitsA
   if (threadIdx.x % 32 == 0) p.maxima[blockIdx.y * num_blocks + block] = max;
 }
 
-// exp_softmax of backends/cpu/simd/exp-inl.h, operation by operation.
-__device__ __forceinline__ float weight_of(float logit, float max, float temperature) {
-  constexpr float kLog2E = 0x1.715476p+0f, kLn2High = 0x1.62e430p-1f, kLn2Low = -0x1.05c610p-29f;
-  constexpr float kRounder = 0x1.8p23f + 127;  // with the bias of the exponent
-  const float x = __fdiv_rn(logit - max, temperature);
-  float n = fmaf(x, kLog2E, kRounder);
-  const float scale = __uint_as_float(__float_as_uint(n) << 23);
-  n = __fsub_rn(n, kRounder);
-  const float r = fmaf(n, -kLn2Low, fmaf(n, -kLn2High, x));
-  float q = fmaf(0x1.6a2402p-10f, r, 0x1.123a1ep-7f);
-  q = fmaf(q, r, 0x1.5558f2p-5f);
-  q = fmaf(q, r, 0x1.555492p-3f);
-  q = fmaf(q, r, 0x1.fffffcp-2f);
-  q = fmaf(q, r, 1.0f);
-  q = fmaf(q, r, 1.0f);
-  return x < -0x1.5d58a0p+6f ? 0.0f : __fmul_rn(q, scale);
-}
-
 // 16 threads per block of weights.
 __global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArgs p) {
   const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
   const std::int64_t num_sums = (p.vocab_size + kWeightBlock - 1) / kWeightBlock;
   const LogitQuery query = p.queries[blockIdx.y];
   if (query.temperature == 0) return;
-  const float max = row_max(p.maxima + blockIdx.y * num_maxima, num_maxima);
+  const float max = row_max<kThreads>(p.maxima + blockIdx.y * num_maxima, num_maxima);
   const std::int64_t block = std::int64_t{blockIdx.x} * kSumsOfCta + threadIdx.x / kSumLanes;
   double sum = 0;
   if (block < num_sums) {
 #pragma unroll 4
     for (std::int64_t i = block * kWeightBlock + threadIdx.x % kSumLanes;
          i < min((block + 1) * kWeightBlock, p.vocab_size); i += kSumLanes)
-      sum += static_cast<double>(weight_of(logit_at(query, i), max, query.temperature));
+      sum += mass_of(weight_of(logit_at(query, i), max, query.temperature));
   }
 #pragma unroll
   for (int half = kSumLanes / 2; half > 0; half /= 2)
@@ -157,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArg
 __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs p) {
   extern __shared__ int offsets[];  // [num_blocks + 1]
   const LogitRange range = p.ranges[blockIdx.x];
-  const LogitQuery query = p.queries[range.query];
+  const LogitQuery& query = p.queries[range.query];
   const int num_blocks = static_cast<int>((p.vocab_size + kLogitBlock - 1) / kLogitBlock);
   const float* maxima = p.maxima + static_cast<std::int64_t>(range.query) * num_blocks;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -205,10 +150,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs
       const u32 kept = __ballot_sync(kAll, is_kept[half]);
       const std::int64_t mine = at + __popc(kept & ((1u << lane) - 1));
       const int token = block * static_cast<int>(kLogitBlock) + half * 32 + lane;
-      if (is_kept[half] && mine < p.max_candidates) {
+      if (is_kept[half] && mine < p.max_candidates)
         p.candidates[first + mine] = {logit[half], token};
-        if (query.model_row != query.row) p.model_logits[first + mine] = query.model_row[token];
-      }
       at += __popc(kept);
     }
   });
@@ -234,14 +177,19 @@ __device__ __forceinline__ int first_index(int count, int* shared, IsThere is_th
   return cta_min(mine, shared);
 }
 
-// sums[i]: of all blocks of weights up to i. One thread adds, as doubles added in another order
-// would be others.
+// sums[i]: of all blocks of weights up to i.
 __device__ __forceinline__ void add_up(const DrawTokensArgs& p, int num_sums, double* sums) {
   const double* block_sums = p.block_sums + static_cast<std::int64_t>(blockIdx.x) * num_sums;
   for (int i = static_cast<int>(threadIdx.x); i < num_sums; i += kThreads) sums[i] = block_sums[i];
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int i = 1; i < num_sums; ++i) sums[i] += sums[i - 1];
+  if (threadIdx.x < 32) {
+    const int segment = (num_sums + 31) / 32, first = static_cast<int>(threadIdx.x) * segment;
+    const int last = min(first + segment, num_sums);
+    double sum = 0;
+    for (int i = first; i < last; ++i) sums[i] = sum += sums[i];
+    const double before = warp_scan(sum) - sum;
+    for (int i = first; i < last; ++i) sums[i] += before;
+  }
   __syncthreads();
 }
 
@@ -249,22 +197,23 @@ __device__ __forceinline__ void add_up(const DrawTokensArgs& p, int num_sums, do
 __device__ __forceinline__ int draw_weighted(const DrawTokensArgs& p, const LogitQuery& query,
                                              float max, const double* sums, int num_sums,
                                              int* shared) {
-  __shared__ float weights[kWeightBlock];
+  __shared__ double masses[kWeightBlock];
   const double target = sums[num_sums - 1] * query.uniform;
   const int found = first_index(num_sums, shared, [&](int i) { return sums[i] > target; });
   const int block = min(found, num_sums - 1);
   const std::int64_t first = block * kWeightBlock;
   const int count = static_cast<int>(min(kWeightBlock, p.vocab_size - first));
   const int i = static_cast<int>(threadIdx.x);
-  weights[i] = i < count ? weight_of(logit_at(query, first + i), max, query.temperature) : 0.0f;
+  masses[i] =
+      i < count ? mass_of(weight_of(logit_at(query, first + i), max, query.temperature)) : 0;
   __syncthreads();
   if (i == 0) {
     double reached = block > 0 ? sums[block - 1] : 0;
     *shared = 0;
     for (int k = 0; k < count && !(reached > target); ++k) {
-      if (weights[k] == 0) continue;
+      if (masses[k] == 0) continue;
       *shared = k;
-      reached += static_cast<double>(weights[k]);
+      reached += masses[k];
     }
   }
   __syncthreads();
@@ -287,9 +236,10 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) 
   static_assert(kThreads == kWeightBlock);
   extern __shared__ double sums[];  // [num_sums]
   __shared__ int shared;
-  const LogitQuery query = p.queries[blockIdx.x];
+  const LogitQuery& query = p.queries[blockIdx.x];
   const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
-  const float max = row_max(p.maxima + blockIdx.x * num_maxima, num_maxima);
+  const float max = row_max<kThreads>(p.maxima + blockIdx.x * num_maxima, num_maxima);
+  if (query.is_filtered && isfinite(max)) return;  // draw_filtered() draws it
   const int num_sums = static_cast<int>((p.vocab_size + kWeightBlock - 1) / kWeightBlock);
   const bool has_weights = query.temperature != 0 && isfinite(max);
   if (has_weights) add_up(p, num_sums, sums);
@@ -307,8 +257,12 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const DrawTokensArgs p) 
   }
   if (threadIdx.x > 0) return;
   const int shown = token < 0 ? -1 - token : token;
-  p.drawn[blockIdx.x] = {token, logit_at(query, shown), query.model_row[shown], max,
-                         has_weights ? sums[num_sums - 1] : 0};
+  p.drawn[blockIdx.x] = {.token = token,
+                         .logit = logit_at(query, shown),
+                         .model_logit = query.model_row[shown],
+                         .max = max,
+                         .sum = has_weights ? sums[num_sums - 1] : 0,
+                         .bound = {}};
   p.tokens[blockIdx.x] = token < 0 ? 0 : token;
 }
 
@@ -353,8 +307,8 @@ Status gather_logits(const GatherLogitsArgs& call, int device_id, Stream stream)
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
   const std::int64_t bytes = (ceil_div(call.vocab_size, kLogitBlock) + 1) * 4;
-  if (call.vocab_size > kMaxGatherLogits)
-    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxGatherLogits);
+  if (call.vocab_size > kMaxDeviceLogits)
+    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxDeviceLogits);
   return launch({.name = "logit_gather",
                  .grid = dim3(static_cast<unsigned>(call.num_ranges)),
                  .block = dim3(kThreads),
@@ -365,14 +319,15 @@ Status gather_logits(const GatherLogitsArgs& call, int device_id, Stream stream)
 Status draw_tokens(const DrawTokensArgs& call, int device_id, Stream stream) {
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
-  if (call.vocab_size > kMaxGatherLogits)
-    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxGatherLogits);
+  if (call.vocab_size > kMaxDeviceLogits)
+    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxDeviceLogits);
   const std::int64_t bytes = ceil_div(call.vocab_size, kWeightBlock) * 8;
-  return launch({.name = "logit_draw",
-                 .grid = dim3(static_cast<unsigned>(call.num_queries)),
-                 .block = dim3(kThreads),
-                 .smem_bytes = static_cast<unsigned>(bytes)},
-                static_cast<cudaStream_t>(stream), draw_kernel, call);
+  HEADRACE_TRY(launch({.name = "logit_draw",
+                       .grid = dim3(static_cast<unsigned>(call.num_queries)),
+                       .block = dim3(kThreads),
+                       .smem_bytes = static_cast<unsigned>(bytes)},
+                      static_cast<cudaStream_t>(stream), draw_kernel, call));
+  return call.has_filters ? draw_filtered(call, stream) : std::nullopt;
 }
 
 }  // namespace headrace::cuda
