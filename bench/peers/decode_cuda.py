@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Decode on the GPU: one query per sequence over a contiguous cache and over shuffled pages of it, next to cuDNN
-(contiguous) in the same process. Times are of calls in a CUDA graph. Rounds alternate; before each, a stream through
-192 MB flushes the L2, unless --warm."""
+(contiguous) in the same process. --few-rows: other head dims and several queries, beside the same call without key
+splits (num_splits=1). Times are of calls in a CUDA graph. Rounds alternate; before each, a stream through 192 MB
+flushes the L2, unless --warm."""
 
 import argparse
 import dataclasses
@@ -17,7 +18,7 @@ import torch
 from machine import progress
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEAD_DIM, EVICT_BYTES = 128, 192 << 20
+EVICT_BYTES = 192 << 20
 CALLS = 20  # in a graph of warm calls; a graph of cold calls has one
 LARGEST_DIFFERENCE = 4e-3
 COLUMNS = (
@@ -25,6 +26,7 @@ COLUMNS = (
     ("headrace_us", "headrace us", "{:.1f}"),
     ("paged_us", "paged us", "{:.1f}"),
     ("cudnn_us", "cudnn us", "{:.1f}"),
+    ("whole_us", "whole us", "{:.1f}"),
     ("ratio", "cudnn/headrace", "{:.2f}"),
     ("paged_ratio", "cudnn/paged", "{:.2f}"),
     ("gbytes", "GB/s", "{:.0f}"),
@@ -42,13 +44,16 @@ class Case:
     seqlen: int
     heads: int
     kv_heads: int
+    head_dim: int = 128
+    queries: int = 1
 
     @property
     def name(self):
-        return f"b{self.batch}_s{self.seqlen}_h{self.heads}_{self.kv_heads}"
+        name = f"b{self.batch}_s{self.seqlen}_h{self.heads}_{self.kv_heads}"
+        return name + (f"_d{self.head_dim}_q{self.queries}" if self in FEW_ROWS else "")
 
     def bytes(self):
-        return 2 * 2 * self.batch * self.seqlen * self.kv_heads * HEAD_DIM
+        return 2 * 2 * self.batch * self.seqlen * self.kv_heads * self.head_dim
 
 
 CASES = (
@@ -56,6 +61,14 @@ CASES = (
     + [Case(8, 8192, 32, 8), Case(64, 4096, 32, 8), Case(64, 8192, 32, 8), Case(256, 1024, 32, 8)]
     + [Case(128, 2048, 64, 8), Case(64, 4096, 32, 32), Case(4, 65536, 64, 8)]
 )
+# Of up to 64 rows, which another kernel computes.
+SHAPES = ((16, 4, 256, 1), (16, 4, 192, 1), (32, 8, 128, 5), (32, 8, 128, 16), (16, 4, 64, 8))
+LENGTHS = ((1, 4096), (1, 32768), (1, 131072), (8, 4096), (64, 4096))
+FEW_ROWS = [
+    Case(batch, seqlen, heads, kv_heads, head_dim, queries)
+    for heads, kv_heads, head_dim, queries in SHAPES
+    for batch, seqlen in LENGTHS
+]
 
 
 def graph_of(call, count):
@@ -91,7 +104,7 @@ def shuffled_pages(case, k, v, page_size):
     order = torch.randperm(case.batch * columns, device="cuda")
     pages = []
     for x in (k, v):  # [batch, seqlen, kv_heads, dim]
-        rows = x.reshape(case.batch * columns, page_size, case.kv_heads, HEAD_DIM)
+        rows = x.reshape(case.batch * columns, page_size, case.kv_heads, case.head_dim)
         pages.append(torch.empty_like(rows))
         pages[-1][order] = rows
     table = order.int().view(case.batch, columns)
@@ -123,13 +136,14 @@ class Calls:
 
 def run_case(library, case, options, evict):
     torch.manual_seed(0)
-    shape = lambda seqlen, heads: (case.batch, seqlen, heads, HEAD_DIM)
-    q = torch.randn(shape(1, case.heads), device="cuda").bfloat16()
+    shape = lambda seqlen, heads: (case.batch, seqlen, heads, case.head_dim)
+    q = torch.randn(shape(case.queries, case.heads), device="cuda").bfloat16()
     k, v = (torch.randn(shape(case.seqlen, case.kv_heads), device="cuda").bfloat16() for _ in "kv")
     k_pages, v_pages, table, used = shuffled_pages(case, k, v, options.page_size)
     out, paged_out = torch.empty_like(q), torch.empty_like(q)
     headrace = Calls(library, (q, k, v, out))
-    paged = Calls(library, (q, k_pages, v_pages, paged_out), {"block_table": table, "seqused_k": used})
+    tables = {"block_table": table, "seqused_k": used}
+    paged = Calls(library, (q, k_pages, v_pages, paged_out), tables)
     sdpa, gqa = torch.nn.functional.scaled_dot_product_attention, case.heads != case.kv_heads
 
     def cudnn():
@@ -137,6 +151,8 @@ def run_case(library, case, options, evict):
             return sdpa(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=gqa)
 
     sides = {"headrace": headrace, "paged": paged, "cudnn": cudnn}
+    if options.few_rows:
+        sides["whole"] = Calls(library, (q, k_pages, v_pages, torch.empty_like(q)), tables, num_splits=1)
     headrace(), paged()
     difference = (out.float() - cudnn().transpose(1, 2).float()).abs().max().item()
     has_equal_bits = torch.equal(out, paged_out)
@@ -149,9 +165,11 @@ def run_case(library, case, options, evict):
     us = {name: statistics.median(values[1:]) for name, values in times.items()}
     return {
         "case": case.name, "group": "one sequence" if case.batch == 1 else "batch", "batch": case.batch,
-        "seqlen_k": case.seqlen, "num_heads": case.heads, "num_kv_heads": case.kv_heads, "head_dim": HEAD_DIM,
+        "seqlen_k": case.seqlen, "num_heads": case.heads, "num_kv_heads": case.kv_heads, "head_dim": case.head_dim,
+        "seqlen_q": case.queries,
         "caches": "warm" if options.warm else "cold", "kernel": headrace.kernel, "page_size": options.page_size,
         "headrace_us": us["headrace"], "paged_us": us["paged"], "cudnn_us": us["cudnn"],
+        "whole_us": us.get("whole"),
         "ratio": us["cudnn"] / us["headrace"], "paged_ratio": us["cudnn"] / us["paged"],
         "gbytes": case.bytes() / us["headrace"] * 1e-3, "paged_gbytes": case.bytes() / us["paged"] * 1e-3,
         "difference": difference, "has_equal_bits": has_equal_bits,
@@ -166,6 +184,7 @@ def main():
     )
     parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
     parser.add_argument("--page-size", type=int, default=16, help="keys of a page")
+    parser.add_argument("--few-rows", action="store_true", help="other head dims, several queries")
     parser.add_argument("--warm", action="store_true", help="replays graphs of many calls without a flush of L2")
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds of each side")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
@@ -175,7 +194,8 @@ def main():
     options = parser.parse_args()
     library = headrace_abi.Library(options.library)
     evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
-    cases, rows = [case for case in CASES if re.search(options.filter, case.name)], []
+    all_cases = FEW_ROWS if options.few_rows else CASES
+    cases, rows = [case for case in all_cases if re.search(options.filter, case.name)], []
     for index, case in enumerate(cases):
         progress(f"[{index + 1}/{len(cases)}] {case.name}")
         rows.append(run_case(library, case, options, evict))

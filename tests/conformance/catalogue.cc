@@ -193,6 +193,7 @@ constexpr Entry kEntries[] = {
     {"A13", "a workspace one byte short", short_workspace},
     {"A14", "strides beyond 2^30 elements, 70000 queries", beyond_32_bits},
     {"A14r", "ragged batches where a shorter sequence has more splits", ragged_splits},
+    {"A14k", "few rows over keys of several splits", few_rows_over_many_keys},
     {"A15", "entries of block tables", nullptr},
     {"A16", "capacity of the paged cache", nullptr},
     {"A17", "scales of quantised inputs", nullptr},

@@ -121,6 +121,7 @@ class Check {
 // catalogue_layouts.cc
 void same_bits_in_every_layout(Check& check);
 void ragged_splits(Check& check);
+void few_rows_over_many_keys(Check& check);
 
 // catalogue_numbers.cc
 void very_negative_scores(Check& check);

@@ -16,8 +16,10 @@ void copy_elements(const headrace_tensor& from, const headrace_tensor& to) {
   });
 }
 
-Shape ragged_shape(const std::vector<std::int32_t>& lengths_k, std::int32_t seqlen_q) {
-  Shape s = shape(DType::f32, seqlen_q, 0, 8, 1, 1, static_cast<std::int64_t>(lengths_k.size()));
+Shape ragged_shape(const std::vector<std::int32_t>& lengths_k, std::int32_t seqlen_q,
+                   DType dtype = DType::f32, std::int64_t head_dim = 8) {
+  const auto batch = static_cast<std::int64_t>(lengths_k.size());
+  Shape s = shape(dtype, seqlen_q, 0, head_dim, 1, 1, batch);
   s.is_ragged = true;
   s.lengths_q.assign(lengths_k.size(), seqlen_q);
   s.lengths_k = lengths_k;
@@ -72,6 +74,20 @@ void ragged_splits(Check& check) {
       check.judge_all(lab);
     }
   }
+}
+
+// Splits of 256 to 2048 keys, some of which a window hides.
+void few_rows_over_many_keys(Check& check) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const std::int64_t head_dim : {64, 128, 192, 256})
+      for (const std::int32_t rows : {1, 20, 64})
+        for (const std::int64_t window : {-1, 2500}) {
+          Lab lab(named(dtype, {{Axis::ragged, 1}}),
+                  ragged_shape({5000, 2049, 64, 2048}, rows, dtype, head_dim));
+          lab.test_case.mutable_options().causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+          lab.test_case.mutable_options().window_left = window;
+          check.judge_all(lab);
+        }
 }
 
 }  // namespace headrace::testing

@@ -1,6 +1,7 @@
 // The Hopper forward over pages: the bits of a row are those of the contiguous call of its sequence
 // alone, whatever the page size, the layout and the order of the pages, the other sequences of the
-// batch, and what lies in unused slots and table entries.
+// batch, and what lies in unused slots and table entries. strict_rows: sequences of few queries are
+// computed alone, too.
 #include <string>
 
 #include "cuda/paged_batch.h"
@@ -37,10 +38,10 @@ struct Feature {
   AttentionOptions options;
 };
 std::vector<Feature> all_features() {
-  return {{"causal", {.causal = Causal::bottom_right}},
-          {"none", {}},
-          {"window", {.causal = Causal::bottom_right, .window_left = 70}},
-          {"top_left", {.causal = Causal::top_left, .window_left = 200}}};
+  return {{"causal", {.causal = Causal::bottom_right, .strict_rows = true}},
+          {"none", {.strict_rows = true}},
+          {"window", {.causal = Causal::bottom_right, .window_left = 70, .strict_rows = true}},
+          {"top_left", {.causal = Causal::top_left, .window_left = 200, .strict_rows = true}}};
 }
 
 class PrefillPages : public ::testing::TestWithParam<Sizes> {

@@ -33,6 +33,12 @@ void add_sm90_cells(std::vector<Cell>& cells) {
     add_cells(cells,
               {"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, Keys::paged},
               kDtypes);
+  for (const Keys keys : {Keys::contiguous, Keys::paged})
+    for (const int dim : {64, 128, 256}) {
+      Cell few{"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, keys};
+      few.has_few_rows = true;
+      add_cells(cells, few, kDtypes);
+    }
   for (const Keys keys : {Keys::contiguous, Keys::paged, Keys::shared})
     for (const int dim : {64, 96, 128})
       add_cells(cells,
@@ -140,6 +146,23 @@ std::int64_t draw_decode_length(Random& random) {
       1, unit * random.between(1, unit < 512 ? 5 : 2) + random.pick(kOffsets));
 }
 
+// Rows that the decode kernel leaves, up to 64 of a KV head, and lengths around k-blocks and
+// splits.
+void draw_few_rows(Random& random, StressCase& c) {
+  constexpr std::int64_t kUnits[] = {64, 128, 2048, 2048};
+  constexpr std::int64_t kOffsets[] = {0, 1, -1, 5, 100};
+  const std::int64_t group = std::int64_t{1} << random.between(0, 3);
+  c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{4}});
+  c.num_heads = c.num_kv_heads * group;
+  c.seqlen_q = random.between(c.cell.head_dim > 128 ? 1 : 16 / group + 1, 64 / group);
+  const std::int64_t unit = random.pick(kUnits);
+  c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 3) + random.pick(kOffsets);
+  c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});
+  c.batch =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(3e10 / flops_of_entry(c)), 1, c.batch);
+  c.has_sinks = false;  // those have no splits
+}
+
 // Up to 16 rows of a KV head, from a single sequence to more heads than a GPU has multiprocessors.
 void draw_decode(Random& random, StressCase& c) {
   c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{8}});
@@ -235,6 +258,8 @@ StressCase draw_case(const Cell& cell, std::uint64_t seed) {
   set_feature(c);
   if (is_decode(cell))
     draw_decode(random, c);
+  else if (cell.has_few_rows)
+    draw_few_rows(random, c);
   else
     draw_batch(random, c);
   if (cell.keys != Keys::contiguous) {
@@ -244,7 +269,7 @@ StressCase draw_case(const Cell& cell, std::uint64_t seed) {
   }
   // A ragged bias or mask would have max_seqlen_k columns for each query of all sequences.
   const bool is_dense = cell.feature == Feature::bias || cell.feature == Feature::several;
-  if (!is_dense && c.batch > 1 && random.chance(33)) {
+  if (!is_dense && !cell.has_few_rows && c.batch > 1 && random.chance(33)) {
     c.cu_seqlens_q = draw_lengths(random, c.batch, c.seqlen_q);
     c.cu_seqlens_k = c.seqlen_q == c.seqlen_k && random.chance(50)
                          ? c.cu_seqlens_q

@@ -34,6 +34,7 @@ struct Cell {
   bool is_deterministic = false;  // backward: dq is bit-identical from run to run
   Keys keys = Keys::contiguous;
   std::optional<KvDtypes> codes = {};  // of paged keys
+  bool has_few_rows = false;           // over keys of several splits
 };
 std::vector<Cell> all_cells();
 

@@ -32,8 +32,9 @@ struct Tile {
   bool has_tma_bias = false;        // TMA loads the bias of a k-block
   bool has_mask_warpgroup = false;  // one more warpgroup draws dropout masks
   int v_stages = 2;
-  bool pingpong = false;  // warpgroups issue their products one after the other
-  int q_fragments = 0;    // 16-column fragments of Q in registers; the rest is in shared memory
+  bool pingpong = false;     // warpgroups issue their products one after the other
+  int q_fragments = 0;       // 16-column fragments of Q in registers; the rest is in shared memory
+  bool splits_keys = false;  // may have a part of the keys (SplitArgs)
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -65,6 +66,20 @@ inline constexpr int kRecompute = 1 << 30;
 inline constexpr int kEnd = -1;    // no more tiles
 inline constexpr int kFlush = -2;  // finish the current tile, then read the next TileInfo
 
+// Keys of few rows are split at fixed places, whole k-blocks: a few short splits for one sequence
+// of some thousand keys, then longer ones, as each leaves a partial result.
+inline constexpr int kNumShortSplits = 4, kShortSplitKeys = 1024, kSplitKeys = 2048;
+inline constexpr int kLongSplitsBegin = kNumShortSplits * kShortSplitKeys;
+constexpr int split_begin(int split) {
+  const int num_long = split - kNumShortSplits;
+  return num_long < 0 ? split * kShortSplitKeys : kLongSplitsBegin + num_long * kSplitKeys;
+}
+constexpr int split_of(int key) {
+  return key < kLongSplitsBegin ? key / kShortSplitKeys
+                                : kNumShortSplits + (key - kLongSplitsBegin) / kSplitKeys;
+}
+constexpr int num_splits(int seqlen_k) { return seqlen_k > 0 ? split_of(seqlen_k - 1) + 1 : 0; }
+
 constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
 constexpr int warpgroups_of(const Tile& t) {
   return 1 + t.warpgroups + (t.has_mask_warpgroup ? 1 : 0);
@@ -74,13 +89,15 @@ constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
 // Registers of a thread after setmaxnreg. A CTA starts with what its launch bounds give each
 // thread, and can only redistribute those: 168 * 3 = 504 = 24 + 2 * 240,
 // 128 * 4 = 512 = 32 + 3 * 160 and, with masks, 24 + 2 * 208 + 72. With a larger sum setmaxnreg
-// never returns.
-constexpr int producer_registers(const Tile& t) { return t.warpgroups == 2 ? 24 : 32; }
+// never returns. With one consumer a thread begins with the registers of that one.
+constexpr int producer_registers(const Tile& t) { return t.warpgroups <= 2 ? 24 : 32; }
 constexpr int consumer_registers(const Tile& t) {
-  return t.has_mask_warpgroup ? 208 : t.warpgroups == 2 ? 240 : 160;
+  return t.has_mask_warpgroup ? 208 : t.warpgroups <= 2 ? 240 : 160;
 }
 constexpr int mask_registers(const Tile& t) { return t.has_mask_warpgroup ? 72 : 0; }
-constexpr int launch_registers(const Tile& t) { return warpgroups_of(t) == 3 ? 168 : 128; }
+constexpr int launch_registers(const Tile& t) {
+  return t.warpgroups == 1 ? 240 : warpgroups_of(t) == 3 ? 168 : 128;
+}
 constexpr bool shares_registers(const Tile& t) {
   return producer_registers(t) + t.warpgroups * consumer_registers(t) + mask_registers(t) <=
          warpgroups_of(t) * launch_registers(t);
@@ -189,6 +206,16 @@ inline constexpr Tile kTile256 = with_q_fragments(kSoftcap256, 8);
 inline constexpr Tile kShort64 = with_pingpong({64, 64, 128, 2, true, 2, false, true}, 3);
 inline constexpr Tile kShort80 = with_pingpong({80, 80, 112, 2, true, 1, true, true}, 3);
 inline constexpr Tile kShort96 = with_pingpong({96, 96, 112, 2, true, 1, true, true}, 3);
+// Few rows: one consumer, so that no product has rows that do not exist.
+constexpr Tile few_rows(Tile t) {
+  t.splits_keys = true;
+  t.v_stages = 3;
+  return t;
+}
+inline constexpr Tile kFewRows64 = few_rows({64, 64, 128, 1, false, 1, true, false});
+inline constexpr Tile kFewRows128 = few_rows({128, 128, 128, 1, false, 1, true, false});
+inline constexpr Tile kFewRows256 = few_rows({256, 256, 64, 1, false, 1, false, false});
+static_assert(kShortSplitKeys % 128 == 0 && kSplitKeys % 128 == 0);
 // Softcap needs registers: no third consumer. Two Q in shared memory let tiles overlap without a Q
 // in registers.
 inline constexpr Tile kSoftcap64 = with_pingpong({64, 64, 128, 2, true, 1, true, true});

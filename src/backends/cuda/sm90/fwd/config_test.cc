@@ -6,10 +6,11 @@
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,     kTile80,     kTile96,     kTile112,   kTile128, kTile192v128,
-                         kTile192,    kTile256,    kShort64,    kShort80,   kShort96, kSoftcap64,
-                         kSoftcap128, kSoftcap256, kBias64,     kBias128,   kBias256, kDropout64,
-                         kDropout128, kGeneral64,  kGeneral128, kGeneral256};
+constexpr Tile kAll[] = {kTile64,      kTile80,     kTile96,     kTile112,    kTile128,
+                         kTile192v128, kTile192,    kTile256,    kShort64,    kShort80,
+                         kShort96,     kSoftcap64,  kSoftcap128, kSoftcap256, kBias64,
+                         kBias128,     kBias256,    kDropout64,  kDropout128, kGeneral64,
+                         kGeneral128,  kGeneral256, kFewRows64,  kFewRows128, kFewRows256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
@@ -54,6 +55,15 @@ TEST(HopperTiles, AreMultiplesOfTheInstruction) {
     EXPECT_EQ(tile.keys % 16 + tile.head_dim % 16 + tile.head_dim_v % 16, 0);
     EXPECT_LE(tile.keys, 256);
     EXPECT_LE(tile.head_dim_v, 256);
+  }
+}
+
+TEST(HopperSplits, CoverTheKeysInOrder) {
+  EXPECT_EQ(num_splits(0), 0);
+  for (int key = 0; key < 20000; ++key) {
+    const int split = split_of(key);
+    EXPECT_TRUE(split_begin(split) <= key && key < split_begin(split + 1)) << key;
+    EXPECT_EQ(num_splits(key + 1), split + 1);
   }
 }
 

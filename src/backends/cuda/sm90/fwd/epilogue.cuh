@@ -57,7 +57,12 @@ class Epilogue {
       if constexpr (kScoreMod == ScoreMod::alibi)
         results.needs_recompute[r] |= sum < kMinSum && row_max_ref != -INFINITY;
       if constexpr (kHasBias) results.has_row_max_ref[r] = row_max_ref != -INFINITY;
-      if ((ctx_.lane & 3) == 0 && is_written(results, r)) write_lse(work, at, query, head, end.lse);
+      if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
+        if (has_splits())
+          ctx_.p.splits.lse[partial_row(work, at, row)] = end.lse;
+        else
+          write_lse(work, at, query, head, end.lse);
+      }
     }
     return results;
   }
@@ -67,15 +72,16 @@ class Epilogue {
                                         bool is_recompute) {
     if constexpr (kHasBias)
       if (ctx_.p.scores.bias.data != nullptr) find_overflowed_bias(work, results);
-    if constexpr (kTile.has_tma_store) {
+    if (has_splits())
+      store_partial(work, results, o, is_recompute);
+    else if constexpr (kTile.has_tma_store)
       store_by_tma(work, results, o, is_recompute);
-    } else {
+    else
       store_from_registers(work, results, o, is_recompute);
-    }
     ctx_.arrive_tile_done(work);
   }
 
-  // No row of the tile sees a key: O is 0, the lse -inf.
+  // No row of the tile sees a key: O is 0, the lse -inf. With it O of a split is not read.
   __device__ __forceinline__ void store_empty(const WorkTile& work) {
     const int chunks = static_cast<int>(ctx_.p.sizes.head_dim_v) / 8;
     const TileOrigin at = ctx_.origin(work);
@@ -84,6 +90,10 @@ class Epilogue {
       const int group_row = ctx_.warp * 16 + row, query = ctx_.query_of(group_row);
       if (!ctx_.row_exists(at, group_row, query)) continue;
       const int head = ctx_.head_of(at, group_row);
+      if (has_splits()) {
+        if (ctx_.lane == 0) ctx_.p.splits.lse[partial_row(work, at, group_row)] = -INFINITY;
+        continue;
+      }
       Chunk* to = out_address(work, at, query, head);
 #pragma unroll 1
       for (int chunk = ctx_.lane; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
@@ -129,6 +139,40 @@ class Epilogue {
   }
   __device__ __forceinline__ bool is_written(const RowResults& results, int r) const {
     return results.exists[r] && (results.rows >> (ctx_.group_row(r) & 15) & 1u) != 0;
+  }
+
+  // ---- splits
+  __device__ __forceinline__ bool has_splits() const {
+    return kTile.splits_keys && ctx_.p.splits.max_splits != 0;
+  }
+  // Of a row of the warpgroup, among the partial results.
+  __device__ __forceinline__ std::int64_t partial_row(const WorkTile& work, const TileOrigin& at,
+                                                      int row) const {
+    const SplitArgs& x = ctx_.p.splits;
+    const int split = split_of(work.k_block_min * kTile.keys);
+    const std::int64_t head = std::int64_t{at.batch} * ctx_.p.tiles.tile_heads + at.head;
+    return (head * x.max_splits + split) * x.rows + row;
+  }
+  // In float. Rows to recompute are written as well: the same thread writes them again.
+  __device__ __forceinline__ void store_partial(const WorkTile& work, RowResults& results,
+                                                const O& o, bool is_recompute) {
+    const TileOrigin at = ctx_.origin(work);
+    const int columns = static_cast<int>(ctx_.p.sizes.head_dim_v), first = ctx_.lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool writes = is_written(results, r);
+      float* to = ctx_.p.splits.out + partial_row(work, at, ctx_.group_row(r)) * columns + first;
+      float zero = 0;  // becomes NaN if a number is an infinity or NaN
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; ++j) {
+        const float x = o[4 * j + 2 * r] * results.factor[r],
+                    y = o[4 * j + 2 * r + 1] * results.factor[r];
+        zero = fmaf(x, 0.0f, fmaf(y, 0.0f, zero));
+        if (writes && 8 * j < columns) *reinterpret_cast<float2*>(to + 8 * j) = {x, y};
+      }
+      results.needs_recompute[r] |= zero != 0;
+    }
+    if (!is_recompute) report_recompute_rows(work, results);
   }
 
   // ---- addresses

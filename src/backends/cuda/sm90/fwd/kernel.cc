@@ -77,6 +77,18 @@ const Variant* long_variant_of(const Problem& p) {
   }
   return nullptr;
 }
+// Of few rows, the queries and heads of a KV head together, whatever the batch: longer prompts have
+// tiles enough. Where rows of a prompt must have the bits of all (strict_rows, num_splits=1) they
+// have its tiles. Null: those.
+constexpr Variant kFewRowsVariants[] = {
+    {kFewRows64, launch_few64}, {kFewRows128, launch_few128}, {kFewRows256, launch_few256}};
+const Variant* few_rows_variant_of(const Problem& p) {
+  if (p.seqlen_q * group_size(p) > kGroupRows || p.strict_rows || p.num_splits != 0) return nullptr;
+  if (score_mod_of(p) != ScoreMod::plain) return nullptr;
+  for (const Variant& v : kFewRowsVariants)
+    if (std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
+  return nullptr;
+}
 // Null: there is none.
 const ShortVariant* short_variant_of(const Variant* v) {
   for (const ShortVariant& s : kShortVariants)
@@ -85,6 +97,7 @@ const ShortVariant* short_variant_of(const Variant* v) {
 }
 // Null above 256. `tile_m`: that of a TuningConfig.
 const Variant* variant_of(const Problem& p, std::int32_t tile_m = 0) {
+  if (const Variant* few = few_rows_variant_of(p)) return few;
   const Variant* v = long_variant_of(p);
   const ShortVariant* s = short_variant_of(v);
   if (s == nullptr) return v;
@@ -108,7 +121,7 @@ std::string refused_layout(const Problem& p) {
 
 std::string refused_scores(const Problem& p) {
   if (p.has_probs) return "returns no probs";
-  if (p.num_splits > 1) return "does not split keys";
+  if (p.num_splits > 1) return "takes no num_splits";
   if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
   return {};
 }
@@ -118,8 +131,10 @@ std::string refused_size(const Problem& p) {
   if (std::max(p.seqlen_q, p.seqlen_k) >= kMaxSeqlen)
     return format_text("sequences must be shorter than {}", kMaxSeqlen);
   const std::int64_t blocks = ceil_div<std::int64_t>(p.seqlen_q, kGroupRows);
-  if (p.batch * p.num_heads > INT32_MAX / 4 / std::max<std::int64_t>(blocks, 1))
-    return "there are more than 2^29 tiles";
+  const std::int64_t splits = ceil_div<std::int64_t>(p.seqlen_k, kShortSplitKeys);
+  // Of a head, with or without splits; and the rows of one, for which there are CTAs.
+  const std::int64_t tiles = std::max<std::int64_t>(blocks > 1 ? blocks : splits, kGroupRows);
+  if (p.batch * p.num_heads > INT32_MAX / 4 / tiles) return "there are more than 2^29 tiles";
   return {};
 }
 
@@ -209,13 +224,35 @@ bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas
          (tiles.is_triangular != 0 || has_device_lengths(p) || p.window_left >= 0);
 }
 
+// ---- splits
+
+// Of few rows. With sinks, which count once, no splits are combined.
+bool has_splits(const Problem& p, const Variant& v) {
+  return v.tile.splits_keys && !p.has_sinks && p.seqlen_k > kShortSplitKeys;
+}
+
+// Without the places of the partial results.
+SplitArgs split_args(const Problem& p, const Variant& v, const TileParams& tiles) {
+  if (!has_splits(p, v)) return {};
+  return {.max_splits = num_splits(static_cast<int>(p.seqlen_k)),
+          .rows = static_cast<int>(p.seqlen_q) * tiles.pack,
+          .out = nullptr,
+          .lse = nullptr};
+}
+
+std::int64_t num_partial_rows(const Problem& p, const TileParams& tiles, const SplitArgs& x) {
+  return p.batch * tiles.tile_heads * x.max_splits * x.rows;
+}
+
 // What a launch needs beside the pointers of the call.
 struct ForwardPlan {
   const Variant* variant;
   TileParams tiles;
+  SplitArgs splits;
   ScoreParams score_params;
   float scale_log2;
   Divisor by_page_size;
+  bool is_dynamic;
 };
 
 std::int64_t num_ctas_of(const TileParams& tiles, const DeviceInfo& device) {
@@ -225,18 +262,23 @@ std::int64_t num_ctas_of(const TileParams& tiles, const DeviceInfo& device) {
 // The tiles, their order, and whether a counter hands them out.
 struct TileChoice {
   TileParams tiles;
+  SplitArgs splits;
   bool is_dynamic;
 };
 TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
-  TileParams tiles = tile_params(p, variant_of(p, config.tile_m)->tile, config.packed_heads);
+  const Variant& variant = *variant_of(p, config.tile_m);
+  TileParams tiles = tile_params(p, variant.tile, config.packed_heads);
+  const SplitArgs splits = split_args(p, variant, tiles);
+  if (splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
   const std::int64_t num_ctas = num_ctas_of(tiles, device);
   if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
   const std::int32_t own = is_dynamic(p, tiles, num_ctas) ? kDynamicTiles : kStaticTiles;
-  return {tiles, chosen(config.tile_order, own) == kDynamicTiles};
+  return {tiles, splits, chosen(config.tile_order, own) == kDynamicTiles};
 }
 
 std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
-  const Variant* v = long_variant_of(p);
+  const Variant* few = few_rows_variant_of(p);
+  const Variant* v = few != nullptr ? few : long_variant_of(p);
   const ShortVariant* s = short_variant_of(v);
   const std::int32_t own_rows = rows_of(variant_of(p)->tile);
   std::vector<std::int32_t> rows{0}, packs{0};
@@ -271,13 +313,17 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
   return all;
 }
 
+constexpr std::size_t kCounterBytes = sizeof(CounterWords) + alignof(CounterWords);
+
 Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
   const TileChoice choice = choose_tiles(p, device, config);
   ForwardPlan own{.variant = variant_of(p, config.tile_m),
                   .tiles = choice.tiles,
+                  .splits = choice.splits,
                   .score_params = make_score_params(p),
                   .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
-                  .by_page_size = page_size_divisor(p)};
+                  .by_page_size = page_size_divisor(p),
+                  .is_dynamic = choice.is_dynamic};
   const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -291,7 +337,14 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = num_ctas_of(own.tiles, device);
   const bool dynamic = choice.is_dynamic;
-  if (dynamic) schedule.workspace_bytes = sizeof(CounterWords) + alignof(CounterWords);
+  if (dynamic) schedule.workspace_bytes = kCounterBytes;
+  if (own.splits.max_splits != 0) {
+    schedule.split_keys = kSplitKeys;
+    schedule.max_splits = own.splits.max_splits;
+    const std::int64_t rows = num_partial_rows(p, own.tiles, own.splits);
+    schedule.workspace_bytes = kCounterBytes + kWholeAlignment +
+                               static_cast<std::size_t>(rows * (p.head_dim_v + 1)) * sizeof(float);
+  }
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", own.tiles.num_tiles,
       own.tiles.is_triangular != 0 ? "longest first, " : "", dynamic ? "dynamic" : "static",
@@ -377,6 +430,11 @@ CounterWords* tile_counter_in(Workspace workspace) {
   return reinterpret_cast<CounterWords*>(ceil_div(address, kAlignment) * kAlignment);
 }
 
+float* partial_results_in(Workspace workspace) {
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data) + kCounterBytes;
+  return reinterpret_cast<float*>(round_up<std::uintptr_t>(address, kWholeAlignment));
+}
+
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const auto own = plan.schedule.kernel_plan.get<ForwardPlan>();
   const Problem& p = plan.problem;
@@ -397,15 +455,22 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .has_device_lengths = has_device_lengths(p),
                 .used_keys = used_keys_of(p, args),
                 .pages = page_table_of(p, args, own.by_page_size),
-                .box_keys = box_keys(p, own.variant->tile)};
+                .box_keys = box_keys(p, own.variant->tile),
+                .splits = own.splits};
   Maps maps;
   if (Status bad = encode_maps(p, args, own.variant->tile, own.tiles, maps)) return bad;
-  if (plan.schedule.workspace_bytes > 0) {
+  if (own.is_dynamic) {
     params.tile_counter = tile_counter_in(workspace);
     params.tile_counter_token = next_call_token();
   }
-  return own.variant->launch(
-      {params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream});
+  if (own.splits.max_splits != 0) {
+    params.splits.out = partial_results_in(workspace);
+    params.splits.lse =
+        params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v;
+  }
+  const Call call{params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream};
+  HEADRACE_TRY(own.variant->launch(call));
+  return own.splits.max_splits != 0 ? launch_combine(call) : std::nullopt;
 }
 
 }  // namespace
@@ -414,7 +479,7 @@ const Kernel kForwardKernel = {
     .name = "cuda_sm90_fwd",
     .summary =
         "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, every "
-        "feature but key splits and probs",
+        "feature but num_splits and probs",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,

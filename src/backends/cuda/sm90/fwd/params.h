@@ -36,6 +36,14 @@ struct TileParams {
   int section_keys;   // ragged: keys whose K and V fit
 };
 
+// Few rows over many keys: a tile has the keys of a split (config.h) and leaves a partial result, O
+// and its lse. Where splits begin depends on no length, so the bits of a row do not either.
+struct SplitArgs {
+  int max_splits;  // of a sequence; 0: tiles have all keys
+  int rows;        // of a tile, at most
+  float* out;      // [batch, tile_heads, max_splits, rows, head_dim_v]
+  float* lse;      // [batch, tile_heads, max_splits, rows]
+};
 struct Params {
   Sizes sizes;
   Lengths lengths;
@@ -53,8 +61,9 @@ struct Params {
   UsedKeys used_keys;
   PageTable pages;
   int box_keys;  // keys of a TMA box of K and V: they lie in one page
+  SplitArgs splits;
 };
-static_assert(sizeof(Params) <= 592);
+static_assert(sizeof(Params) <= 624);
 
 struct Maps {
   TensorMap q, k, v, out;  // out: of tiles with has_tma_store

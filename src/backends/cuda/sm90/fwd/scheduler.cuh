@@ -33,6 +33,10 @@ struct SequenceRows {
   int row_q, row_k, seqlen_q, seqlen_k;
 };
 
+struct BlockRange {
+  int begin, end;
+};
+
 // The words of a TileInfo, each written by a lane.
 constexpr int word_of(std::size_t offset) { return static_cast<int>(offset) / 4; }
 
@@ -86,9 +90,10 @@ class Scheduler {
     tile_ = p_.tile_counter == nullptr ? tile_ + grid : counter_.next() + grid;
   }
 
-  // Sets position_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
+  // Sets position_, split_, batch_idx_ and rows_; false beyond the last tile of a ragged batch, or
+  // of one whose keys are split.
   __device__ bool find(int t) {
-    if (p_.sizes.is_ragged) return find_ragged(t);
+    if (p_.sizes.is_ragged || has_splits()) return find_ragged(t);
     position_ = tile_position(p_, t, p_.tiles.m_blocks, p_.tiles.batch_heads, p_.tiles.section,
                               p_.tiles.num_sections);
     batch_idx_ = position_.head / p_.tiles.tile_heads;
@@ -112,7 +117,8 @@ class Scheduler {
       const SequenceRows mine =
           first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
       const int m_blocks = (mine.seqlen_q + p_.tiles.tile_queries - 1) / p_.tiles.tile_queries;
-      const int tiles = m_blocks * p_.tiles.tile_heads;
+      int tiles = m_blocks * p_.tiles.tile_heads;
+      if (has_splits()) tiles *= num_splits(mine.seqlen_k);
       int end = tiles;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -135,11 +141,27 @@ class Scheduler {
       const int section =
           min(max(p_.tiles.section_keys / max(rows_.seqlen_k, 1), 1) * p_.tiles.kv_divisor,
               p_.tiles.tile_heads);
-      position_ = tile_position(p_, t - of_owner(end - tiles), of_owner(m_blocks),
-                                p_.tiles.tile_heads, section, p_.tiles.tile_heads / section);
+      int in_sequence = t - of_owner(end - tiles);
+      if (has_splits()) {
+        const int splits = num_splits(rows_.seqlen_k);
+        split_ = in_sequence % splits;
+        in_sequence /= splits;
+      }
+      position_ = tile_position(p_, in_sequence, of_owner(m_blocks), p_.tiles.tile_heads, section,
+                                p_.tiles.tile_heads / section);
       return true;
     }
     return false;
+  }
+
+  __device__ bool has_splits() const { return kTile.splits_keys && p_.splits.max_splits != 0; }
+  // The k-blocks of the tile's split, of [begin, end): none where `end` is `begin`.
+  __device__ BlockRange blocks_of_split(int begin, int end) const {
+    if (!has_splits()) return {begin, end};
+    const int first = split_begin(split_) / kTile.keys;
+    begin = max(begin, first);
+    end = min(end, split_begin(split_ + 1) / kTile.keys);
+    return begin < end ? BlockRange{begin, end} : BlockRange{first, first};
   }
 
   __device__ SequenceRows read_sequence(int batch_idx) const {
@@ -194,13 +216,16 @@ class Scheduler {
     const int diagonal = query + (p_.tiles.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
     const int right = diagonal + p_.tiles.window_right + 1, left = diagonal - p_.tiles.window_left;
     const bool is_right_open = p_.tiles.window_right == kOpenWindow;
+    const int first_block = max(left, 0) / kKeys;
+    const int last_block =
+        (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;  // behind it
     switch (lane_) {
       case word_of(offsetof(TileInfo, tile)):
         return tile;
       case word_of(offsetof(TileInfo, k_block_max)):
-        return (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;
+        return blocks_of_split(first_block, last_block).end;
       case word_of(offsetof(TileInfo, k_block_min)):
-        return max(left, 0) / kKeys;
+        return blocks_of_split(first_block, last_block).begin;
       case word_of(offsetof(TileInfo, unmasked_begin)):
         return (max(left + last_query, 0) + kKeys - 1) / kKeys;
       case word_of(offsetof(TileInfo, unmasked_end)):
@@ -247,7 +272,7 @@ class Scheduler {
   int tile_ = 0;
   TilePosition position_{};
   SequenceRows rows_{};
-  int batch_idx_ = 0;
+  int batch_idx_ = 0, split_ = 0;
   // Where the search in a ragged batch continues: a sequence, and the tiles of those before it.
   int first_ = 0, tiles_before_ = 0;
 };

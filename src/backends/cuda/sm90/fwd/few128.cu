@@ -1,0 +1,10 @@
+#include "backends/cuda/sm90/fwd/kernel.cuh"
+
+namespace headrace::cuda::sm90::fwd {
+
+Status launch_few128(const Call& call) {
+  return launch_tile<kFewRows128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128, few rows>",
+                                                   "cuda_sm90_fwd<f16, 128, few rows>", call);
+}
+
+}  // namespace headrace::cuda::sm90::fwd

@@ -1,0 +1,108 @@
+// Few rows of the Hopper forward, whose keys are split at fixed places: the bits of a row are those
+// of its sequence alone, whatever the lengths of others, the bound of the lengths, the pages and
+// the number of multiprocessors.
+#include <cmath>
+#include <string>
+
+#include "cuda/paged_batch.h"
+
+namespace headrace::testing {
+namespace {
+
+constexpr const char* kName = "cuda_sm90_fwd";
+
+// Lengths around splits of 1024 and, from 4096 keys on, 2048 keys and around k-blocks of 64 and
+// 128; head dims of each tile; groups of heads, up to 64 rows of each. Those of up to 16 rows and
+// 128 columns have another kernel.
+std::vector<Sizes> all_sizes() {
+  return {
+      {{2048, 1, 1025, 0, 10000, 6144}, {1, 1, 1, 1, 1, 1}, 1, 8, 2, 256},
+      {{4095, 4096, 4097, 64}, {2, 1, 0, 2}, 2, 4, 4, 192, DType::f16},
+      {{6200, 127, 128, 2176}, {3, 3, 3, 3}, 3, 16, 2, 64},
+      {{1024, 6145, 129}, {9, 16, 5}, 16, 8, 2, 128},
+      {{9001, 70}, {64, 64}, 64, 2, 2, 96, DType::f16},
+      {{3000, 40000}, {1, 1}, 1, 20, 1, 80},
+      {{12345}, {1}, 1, 64, 1, 248},
+  };
+}
+
+// lse: -infinity where no key is visible. NaN of O would be one of its lse, or of what it adds.
+void expect_finite(const std::vector<Bits>& sequences) {
+  for (const Bits& rows : sequences) {
+    for (const float lse : rows.lse) ASSERT_FALSE(std::isnan(lse));
+    for (std::size_t i = 1; i < rows.out.size(); i += 2)  // the highest byte of an element
+      ASSERT_NE(rows.out[i] & 0x7f, 0x7f) << "element " << i / 2;
+  }
+}
+
+class FewRows : public ::testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override { HEADRACE_NEEDS_GPU(90); }
+};
+
+// Windows leave splits without a visible key, for all rows or for some.
+TEST_P(FewRows, HaveTheBitsOfTheSequenceAlone) {
+  const Batch batch(GetParam(), kName);
+  for (const std::int64_t window : {-1, 70, 3000})
+    for (const std::int64_t page_size : {1, 16, 24, 256})
+      for (const bool is_ragged : {false, true}) {
+        SCOPED_TRACE("page size " + std::to_string(page_size) + ", window " +
+                     std::to_string(window) + (is_ragged ? ", ragged" : ""));
+        const AttentionOptions options{.causal = Causal::bottom_right, .window_left = window};
+        const auto rows = batch.paged({page_size, page_size > 16}, is_ragged, options);
+        expect_bits_alone(batch, is_ragged, options, rows);
+        expect_finite(rows);  // what splits without visible keys leave is not read
+      }
+}
+
+TEST_P(FewRows, DoNotDependOnTheNumberOfCtas) {
+  const Batch batch(GetParam(), kName);
+  const std::vector<Bits> expected = batch.paged({16, false}, true, {});
+  for (const std::uint32_t num_units : {1, 5, 50, 1000})
+    EXPECT_EQ(batch.paged({16, false}, true, {}, num_units), expected) << num_units << " units";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, FewRows, ::testing::ValuesIn(all_sizes()),
+                         [](const auto& test) { return "Sizes" + std::to_string(test.index); });
+
+TEST(FewRowsErrors, AreReportedByTheCheck) {
+  HEADRACE_NEEDS_GPU(90);
+  expect_reported_errors(kName, 20);
+}
+
+// What decides is the shape of a sequence. Needs no GPU.
+TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
+  DeviceInfo device{};
+  device.struct_size = sizeof device;
+  check(headrace_device_from_text("sm90:132", &device));
+  Problem p;
+  p.dtype = HEADRACE_BF16;
+  p.seqlen_k = 5000;
+  p.num_heads = 16;
+  p.num_kv_heads = 4;
+  p.head_dim = p.head_dim_v = 256;
+  const auto is_split = [&] {
+    const Plan plan = plan_attention(p, device);
+    EXPECT_STREQ(plan.kernel(), kName);
+    return std::string(plan.explain()).find("up to 5 splits of 2048 keys") != std::string::npos;
+  };
+  for (const std::int64_t batch : {1, 64, 10000}) {
+    p.batch = batch;
+    p.seqlen_q = 16;
+    EXPECT_TRUE(is_split());
+    p.seqlen_q = 17;  // 68 rows
+    EXPECT_FALSE(is_split());
+  }
+  p.seqlen_q = 1;
+  p.strict_rows = 1;
+  EXPECT_FALSE(is_split());
+  p.strict_rows = 0;
+  p.num_splits = 1;
+  EXPECT_FALSE(is_split());
+  p.num_splits = 0;
+  p.has_sinks = 1;
+  EXPECT_FALSE(is_split());
+}
+
+}  // namespace
+}  // namespace headrace::testing
