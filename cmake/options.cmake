@@ -44,8 +44,8 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
-# headrace_compile_fast(target): tests and the program, which compute nothing for long, took half of the time of a build;
-# -O1 saves a quarter of that. Sources that compute references (tests/conformance) keep the build's flags.
+# headrace_compile_fast(target): tests and the program, which compute nothing for long, took half of the time of a
+# build; -O1 saves a quarter of that. Sources that compute references (tests/conformance) keep the build's flags.
 function(headrace_compile_fast target)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 endfunction()

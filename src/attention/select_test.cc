@@ -280,10 +280,8 @@ double least_workspace(const Plan& plan) {
   const bool has_groups =
       is_on_cpu && (p.num_splits == 0 || p.strict_rows) && (s.max_splits > 64 || suffice);
   const double results = static_cast<double>(s.max_splits) / (has_groups ? 4 : 1);
-  // Beside O the lse, or a maximum and a sum.
-  const int num_stats = plan.kernel->name == std::string_view("cuda_sm90_fwd") ? 1 : 2;
   return static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads) * results * rows *
-         static_cast<double>(p.head_dim_v + num_stats) * 4;
+         static_cast<double>(p.head_dim_v + 2) * 4;
 }
 double most_scratch(const Plan& plan) {
   const double dq = is_backward(plan.problem) ? 64.0 * 1024 * 1024 : 0;

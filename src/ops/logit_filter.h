@@ -32,7 +32,6 @@ class LogitFilter {
   bool begin(std::span<const float> logits);
 
   float max() const { return max_; }
-  const LogitBound& bound() const { return bound_; }
   std::int32_t argmax() const;  // the lowest id of the largest logit
 
   // The filters of the options, in their order.

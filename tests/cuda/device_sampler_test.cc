@@ -307,6 +307,33 @@ TEST(DeviceSamplerOnGpuLimits, RefusesMoreDrawsThanAGridHasRows) {
   EXPECT_EQ(made.failure().code, ErrorCode::unsupported);
 }
 
+// As many tokens as masses add up without rounding, all equally likely.
+TEST(DeviceSamplerOnGpuLimits, DrawsFromTheLargestVocabulary) {
+  HEADRACE_NEEDS_GPU(80);
+  constexpr std::int64_t kVocabSize = std::int64_t{1} << 19;
+  const auto device = std::move(cuda::make_device(0).value());
+  DeviceSampler sampler = std::move(DeviceSampler::make(*device, 8, kVocabSize).value());
+  EXPECT_FALSE(DeviceSampler::make(*device, 8, kVocabSize + 1).ok());
+  const std::vector<float> row(kVocabSize, 1.0f);
+  const OnDevice<float> logits(row);
+  Sampler host = std::move(Sampler::make(cpu_info().value()).value());
+  const SamplingOptions all[] = {
+      {.seed = 1},
+      {.top_p = 0.7, .seed = 2},
+      {.top_k = 300'001, .seed = 3},
+      {.top_k = 300'001, .top_p = 0.9, .min_p = 0.5, .seed = 4, .order = SamplingOrder::llama_cpp}};
+  std::vector<DeviceSampler::Draw> draws;
+  for (const SamplingOptions& options : all)
+    for (std::int64_t position = 1; position < 3; ++position)
+      draws.push_back({.row = 0, .options = &options, .input = {.position = position}});
+  ASSERT_FALSE(sampler.draw(logits.data(), draws, nullptr));
+  for (const auto& draw : draws) {
+    SamplingInput input = draw.input;
+    input.logits = row;
+    EXPECT_EQ(draw.token, host.sample(input, *draw.options).value().token);
+  }
+}
+
 TEST_P(DeviceSamplerOnGpu, BeginsWhatNeedsNoHost) {
   DeviceSampler sampler = make(100);
   Random random(5);

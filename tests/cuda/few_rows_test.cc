@@ -70,6 +70,52 @@ TEST(FewRowsErrors, AreReportedByTheCheck) {
   expect_reported_errors(kName, 20);
 }
 
+// Of a sequence that the first CTA never looks at.
+TEST(FewRowsErrors, OfSplitKeysAreReported) {
+  HEADRACE_NEEDS_GPU(90);
+  const std::int64_t batch = 40, size = 1024, columns = 2, dim = 256;
+  const OnDevice<unsigned char> kv(numbers(DType::bf16, 2 * size * dim, 1)),
+      q(numbers(DType::bf16, batch * 8 * dim, 2)), out(numbers(DType::bf16, batch * 8 * dim, 3));
+  std::vector<std::int32_t> entries, lengths(batch, 5);
+  for (std::int64_t i = 0; i < batch * columns; ++i)
+    entries.push_back(static_cast<std::int32_t>(i % 2));
+  lengths[35] = 5000;
+  const OnDevice<std::int32_t> table(entries), used(lengths);
+  AttentionTensors t{.q = on_device(q.data(), DType::bf16, {batch, 1, 8, dim}),
+                     .k = on_device(kv.data(), DType::bf16, {2, size, 1, dim}),
+                     .v = on_device(kv.data(), DType::bf16, {2, size, 1, dim}),
+                     .out = on_device(out.data(), DType::bf16, {batch, 1, 8, dim})};
+  t.block_table = on_device(table.data(), DType::i32, {batch, columns});
+  t.seqused_k = on_device(used.data(), DType::i32, {batch});
+  const Plan plan = plan_attention(Problem(t), cuda_info(0));
+  EXPECT_STREQ(plan.kernel(), kName);
+  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
+  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+  EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(headrace_last_error()).find("entry 35"), std::string::npos)
+      << headrace_last_error();
+}
+
+// The mean of the largest number of the format is that number, though sums of it are not.
+TEST(FewRowsOverflow, DoesNotReachMeans) {
+  HEADRACE_NEEDS_GPU(90);
+  const std::int64_t rows = 20, keys = 9000, dim = 64;
+  const OnDevice<std::uint16_t> q(std::vector<std::uint16_t>(rows * dim, 0)),
+      k(std::vector<std::uint16_t>(keys * dim, 0x3f80)),
+      v(std::vector<std::uint16_t>(keys * dim, 0x7f7f)),
+      out(std::vector<std::uint16_t>(rows * dim));
+  const AttentionTensors t{.q = on_device(q.data(), DType::bf16, {1, rows, 1, dim}),
+                           .k = on_device(k.data(), DType::bf16, {1, keys, 1, dim}),
+                           .v = on_device(v.data(), DType::bf16, {1, keys, 1, dim}),
+                           .out = on_device(out.data(), DType::bf16, {1, rows, 1, dim})};
+  const Plan plan = plan_attention(Problem(t), cuda_info(0));
+  EXPECT_STREQ(plan.kernel(), kName);
+  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
+  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+  for (const std::uint16_t element : out.read()) ASSERT_EQ(element, 0x7f7f);
+}
+
 // What decides is the shape of a sequence. Needs no GPU.
 TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
   DeviceInfo device{};

@@ -149,14 +149,14 @@ std::int64_t draw_decode_length(Random& random) {
 // Rows that the decode kernel leaves, up to 64 of a KV head, and lengths around k-blocks and
 // splits.
 void draw_few_rows(Random& random, StressCase& c) {
-  constexpr std::int64_t kUnits[] = {64, 128, 2048, 2048};
+  constexpr std::int64_t kUnits[] = {64, 128, 1024, 2048};
   constexpr std::int64_t kOffsets[] = {0, 1, -1, 5, 100};
   const std::int64_t group = std::int64_t{1} << random.between(0, 3);
   c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{4}});
   c.num_heads = c.num_kv_heads * group;
   c.seqlen_q = random.between(c.cell.head_dim > 128 ? 1 : 16 / group + 1, 64 / group);
   const std::int64_t unit = random.pick(kUnits);
-  c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 3) + random.pick(kOffsets);
+  c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 4) + random.pick(kOffsets);
   c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});
   c.batch =
       std::clamp<std::int64_t>(static_cast<std::int64_t>(3e10 / flops_of_entry(c)), 1, c.batch);

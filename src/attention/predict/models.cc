@@ -287,7 +287,8 @@ std::string not_covered(const Plan& plan, const ModelConstants* constants) {
   if (features.empty()) features = used_features(p, {Feature::probs, Feature::dbias});
   if (features.empty() && has_pages(p) && name != "cuda_sm90_decode") features = "pages";
   if (!features.empty()) return format_text("the model of {} does not cover {}", name, features);
-  if (name.starts_with("cuda_sm80") && plan.schedule.max_splits > 1)
+  const bool has_no_splits = name.starts_with("cuda_sm80") || name == "cuda_sm90_fwd";
+  if (has_no_splits && plan.schedule.max_splits > 1)
     return format_text("the model of {} does not cover splits of keys", name);
   return {};
 }

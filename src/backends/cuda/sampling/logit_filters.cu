@@ -245,7 +245,7 @@ __device__ int FilteredRow::first_reaching(Mass goal, MassOf mass_of) {
   return s_.token;
 }
 
-__device__ Mass FilteredRow::total_of(const double* block_sums) {
+__device__ inline Mass FilteredRow::total_of(const double* block_sums) {
   const int count =
       (vocab_size_ + static_cast<int>(kWeightBlock) - 1) / static_cast<int>(kWeightBlock);
   Mass sum = 0;
@@ -260,13 +260,13 @@ __device__ Mass FilteredRow::total_of(const double* block_sums) {
   return total;
 }
 
-__device__ void FilteredRow::keep_min_p() {
+__device__ inline void FilteredRow::keep_min_p() {
   if (!query_.filters.has_min_p()) return;
   const double least = __dadd_rn(static_cast<double>(max_), query_.filters.min_p_offset);
   bound_.raise({__double2float_ru(least), kLastToken});
 }
 
-__device__ void FilteredRow::keep_top_k() {
+__device__ inline void FilteredRow::keep_top_k() {
   const auto k = static_cast<Mass>(query_.filters.top_k);
   if (k == 0) return;
   // As many logits are at least as large as that maximum.
@@ -286,7 +286,7 @@ __device__ void FilteredRow::keep_top_k() {
   bound_.raise({last.logit, token});
 }
 
-__device__ void FilteredRow::keep_top_p(const double* block_sums) {
+__device__ inline void FilteredRow::keep_top_p(const double* block_sums) {
   const double top_p = query_.filters.top_p;
   if (!(top_p < 1)) return;
   const float temperature = query_.temperature;
@@ -309,7 +309,7 @@ __device__ void FilteredRow::keep_top_p(const double* block_sums) {
   bound_.raise({last.logit, first_reaching(goal - last.before, of_tie)});
 }
 
-__device__ int FilteredRow::draw(double& sum) {
+__device__ inline int FilteredRow::draw(double& sum) {
   list_blocks([&](float of_block) { return of_block >= bound_.logit; });
   const auto mass_of = [&](float logit) { return mass(logit, query_.filtered_temperature); };
   const Mass total = add_up(mass_of);

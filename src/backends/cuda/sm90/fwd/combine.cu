@@ -15,13 +15,24 @@ namespace {
 
 constexpr int kCombineWarps = 4, kColumnGroups = 2;  // up to 256 columns
 
-// The largest lse of a row's splits.
-__device__ __forceinline__ float largest_lse(const float* lse, int num_splits, int rows, int lane) {
-  float top = -HUGE_VALF;
-  for (int i = lane; i < num_splits; i += 32) top = fmaxf(top, lse[std::int64_t{i} * rows]);
+__device__ __forceinline__ float weight_of(const SplitWeight& x, float reference) {
+  return x.sum == 0 ? 0.0f : x.sum * exp2f(x.reference - reference);
+}
+
+// The weight of all keys of a row. A lane has every 32nd split.
+__device__ __forceinline__ SplitWeight total_of(const SplitWeight* of_row, int num_splits, int rows,
+                                                int lane) {
+  SplitWeight total{-HUGE_VALF, 0};
+  for (int i = lane; i < num_splits; i += 32)
+    total.reference = fmaxf(total.reference, of_row[std::int64_t{i} * rows].reference);
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, mask));
-  return top;
+  for (int mask = 16; mask > 0; mask /= 2)
+    total.reference = fmaxf(total.reference, __shfl_xor_sync(~0u, total.reference, mask));
+  for (int i = lane; i < num_splits; i += 32)
+    total.sum += weight_of(of_row[std::int64_t{i} * rows], total.reference);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) total.sum += __shfl_xor_sync(~0u, total.sum, mask);
+  return total;
 }
 
 template <class Element>
@@ -33,46 +44,48 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const int head_idx = static_cast<int>(i / x.rows), row = static_cast<int>(i % x.rows);
   const int batch_idx = head_idx / p.tiles.tile_heads;  // head_idx: of (sequence, tile head)
   if (batch_idx >= p.sizes.batch) return;
+  // Every sequence comes by here, not all by the first CTA of the tiles.
+  const bool reports = lane == 0 && row == 0 && head_idx % p.tiles.tile_heads == 0;
   const Sequence sequence =
-      sequence_with_used_keys(p.sizes, p.lengths, p.used_keys, batch_idx, false);
+      sequence_with_used_keys(p.sizes, p.lengths, p.used_keys, batch_idx, reports);
   if (row >= sequence.seqlen_q * p.tiles.pack) return;
-  const int splits = num_splits(static_cast<int>(sequence.seqlen_k)),
-            columns = static_cast<int>(p.sizes.head_dim_v);
+  const int splits = num_splits(static_cast<int>(sequence.seqlen_k));
+  const int columns = static_cast<int>(p.sizes.head_dim_v);
   const std::int64_t first = std::int64_t{head_idx} * x.max_splits * x.rows + row;
-  const float* const lse = x.lse + first;
+  const SplitWeight* const weights = x.weights + first;
   const float* const out = x.out + first * columns + lane * 4;
-  const float top = largest_lse(lse, splits, x.rows, lane);
-  float sum = 0;
-  float4 value[kColumnGroups] = {};
+  const SplitWeight total = total_of(weights, splits, x.rows, lane);
+  float4 value[kColumnGroups];
+  for (float4& v : value) v = {-0.0f, -0.0f, -0.0f, -0.0f};  // which changes no first addend
 #pragma unroll 4
   for (int split = 0; split < splits; ++split) {
     const std::int64_t at = std::int64_t{split} * x.rows;
-    const float of_split = lse[at];
-    if (of_split == -HUGE_VALF) continue;  // the row sees no key of it, and O is not written
-    const float weight = of_split == top ? 1.0f : expf(of_split - top);
-    sum += weight;
+    const SplitWeight own = weights[at];
+    if (own.sum == 0) continue;  // the row sees no key of it, and O is not written
+    const float share = weight_of(own, total.reference) / total.sum;
 #pragma unroll
     for (int c = 0; c < kColumnGroups; ++c) {
       if (c * 128 + lane * 4 >= columns) continue;
       const float4 o = *reinterpret_cast<const float4*>(out + at * columns + c * 128);
-      value[c] = {fmaf(o.x, weight, value[c].x), fmaf(o.y, weight, value[c].y),
-                  fmaf(o.z, weight, value[c].z), fmaf(o.w, weight, value[c].w)};
+      value[c] = {fmaf(o.x, share, value[c].x), fmaf(o.y, share, value[c].y),
+                  fmaf(o.z, share, value[c].z), fmaf(o.w, share, value[c].w)};
     }
   }
+  const bool is_empty = total.sum == 0;
   const std::int64_t row_q = sequence.row_q + row / p.tiles.pack;
   const int head = head_idx % p.tiles.tile_heads * p.tiles.pack + row % p.tiles.pack;
   if (lane == 0)
-    store_lse(p.rows.lse, batch_idx, head, row_q, sum == 0 ? -HUGE_VALF : top + logf(sum));
+    store_lse(p.rows.lse, batch_idx, head, row_q,
+              is_empty ? -HUGE_VALF : fmaf(total.reference, kLn2, logf(total.sum)));
   auto* const to = static_cast<typename Element::Stored*>(p.out.data) +
                    row_offset(p.out, p.sizes.is_ragged != 0 ? 0 : batch_idx, row_q, head);
-  const float divisor = sum == 0 ? 1.0f : sum;
 #pragma unroll
   for (int c = 0; c < kColumnGroups; ++c) {
     const int column = c * 128 + lane * 4;
     if (column >= columns) continue;
-    const float4 v = value[c];
-    *reinterpret_cast<HalfChunk*>(to + column) = {
-        {Element::pack(v.x / divisor, v.y / divisor), Element::pack(v.z / divisor, v.w / divisor)}};
+    const float4 v = is_empty ? float4{0, 0, 0, 0} : value[c];
+    *reinterpret_cast<HalfChunk*>(to +
+                                  column) = {{Element::pack(v.x, v.y), Element::pack(v.z, v.w)}};
   }
 }
 

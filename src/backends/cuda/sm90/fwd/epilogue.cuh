@@ -59,7 +59,7 @@ class Epilogue {
       if constexpr (kHasBias) results.has_row_max_ref[r] = row_max_ref != -INFINITY;
       if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
         if (has_splits())
-          ctx_.p.splits.lse[partial_row(work, at, row)] = end.lse;
+          ctx_.p.splits.weights[partial_row(work, at, row)] = {row_max_ref, sum};
         else
           write_lse(work, at, query, head, end.lse);
       }
@@ -81,7 +81,7 @@ class Epilogue {
     ctx_.arrive_tile_done(work);
   }
 
-  // No row of the tile sees a key: O is 0, the lse -inf. With it O of a split is not read.
+  // No row of the tile sees a key: O is 0, the lse -inf. O of such a split is not read.
   __device__ __forceinline__ void store_empty(const WorkTile& work) {
     const int chunks = static_cast<int>(ctx_.p.sizes.head_dim_v) / 8;
     const TileOrigin at = ctx_.origin(work);
@@ -91,7 +91,8 @@ class Epilogue {
       if (!ctx_.row_exists(at, group_row, query)) continue;
       const int head = ctx_.head_of(at, group_row);
       if (has_splits()) {
-        if (ctx_.lane == 0) ctx_.p.splits.lse[partial_row(work, at, group_row)] = -INFINITY;
+        if (ctx_.lane == 0)
+          ctx_.p.splits.weights[partial_row(work, at, group_row)] = {-INFINITY, 0.0f};
         continue;
       }
       Chunk* to = out_address(work, at, query, head);

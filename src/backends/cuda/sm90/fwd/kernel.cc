@@ -107,6 +107,11 @@ const Variant* variant_of(const Problem& p, std::int32_t tile_m = 0) {
              : &s->variant;
 }
 
+// Whether few rows have splits. With sinks, which count once, they have none.
+bool has_splits(const Problem& p, const Variant& v) {
+  return v.tile.splits_keys && !p.has_sinks && p.seqlen_k > kShortSplitKeys;
+}
+
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
@@ -131,10 +136,14 @@ std::string refused_size(const Problem& p) {
   if (std::max(p.seqlen_q, p.seqlen_k) >= kMaxSeqlen)
     return format_text("sequences must be shorter than {}", kMaxSeqlen);
   const std::int64_t blocks = ceil_div<std::int64_t>(p.seqlen_q, kGroupRows);
-  const std::int64_t splits = ceil_div<std::int64_t>(p.seqlen_k, kShortSplitKeys);
-  // Of a head, with or without splits; and the rows of one, for which there are CTAs.
-  const std::int64_t tiles = std::max<std::int64_t>(blocks > 1 ? blocks : splits, kGroupRows);
-  if (p.batch * p.num_heads > INT32_MAX / 4 / tiles) return "there are more than 2^29 tiles";
+  // Of few rows also the CTAs that combine: at most 64 rows, four each.
+  const Variant* few = few_rows_variant_of(p);
+  const std::int64_t tiles =
+      few == nullptr || !has_splits(p, *few)
+          ? blocks
+          : std::max<std::int64_t>(num_splits(static_cast<int>(p.seqlen_k)), kGroupRows / 4);
+  if (p.batch * p.num_heads > INT32_MAX / 4 / std::max<std::int64_t>(tiles, 1))
+    return "there are more than 2^29 tiles";
   return {};
 }
 
@@ -226,18 +235,13 @@ bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas
 
 // ---- splits
 
-// Of few rows. With sinks, which count once, no splits are combined.
-bool has_splits(const Problem& p, const Variant& v) {
-  return v.tile.splits_keys && !p.has_sinks && p.seqlen_k > kShortSplitKeys;
-}
-
 // Without the places of the partial results.
 SplitArgs split_args(const Problem& p, const Variant& v, const TileParams& tiles) {
   if (!has_splits(p, v)) return {};
   return {.max_splits = num_splits(static_cast<int>(p.seqlen_k)),
           .rows = static_cast<int>(p.seqlen_q) * tiles.pack,
           .out = nullptr,
-          .lse = nullptr};
+          .weights = nullptr};
 }
 
 std::int64_t num_partial_rows(const Problem& p, const TileParams& tiles, const SplitArgs& x) {
@@ -295,7 +299,7 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
       const TileChoice own = choose_tiles(p, device, tile);
       if (own.tiles.num_tiles == 0) continue;
       std::vector<std::int32_t> sections{0};
-      if (own.tiles.is_triangular != 0 && !p.is_ragged)
+      if (own.tiles.is_triangular != 0 && !p.is_ragged && own.splits.max_splits == 0)
         for (const int section : {own.tiles.section / 2, own.tiles.section * 2})
           if (section > 0 && section <= own.tiles.batch_heads) sections.push_back(section);
       std::vector<std::int32_t> orders{0};
@@ -339,14 +343,16 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   const bool dynamic = choice.is_dynamic;
   if (dynamic) schedule.workspace_bytes = kCounterBytes;
   if (own.splits.max_splits != 0) {
-    schedule.split_keys = kSplitKeys;
+    schedule.split_keys = p.seqlen_k > kLongSplitsBegin ? kSplitKeys : kShortSplitKeys;
     schedule.max_splits = own.splits.max_splits;
     const std::int64_t rows = num_partial_rows(p, own.tiles, own.splits);
     schedule.workspace_bytes = kCounterBytes + kWholeAlignment +
-                               static_cast<std::size_t>(rows * (p.head_dim_v + 1)) * sizeof(float);
+                               static_cast<std::size_t>(rows * (p.head_dim_v + 2)) * sizeof(float);
   }
+  const bool has_long_splits = own.splits.max_splits > kNumShortSplits;
   schedule.note = format_text(
-      "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", own.tiles.num_tiles,
+      "{}persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}",
+      has_long_splits ? "the first splits of 1024 keys; " : "", own.tiles.num_tiles,
       own.tiles.is_triangular != 0 ? "longest first, " : "", dynamic ? "dynamic" : "static",
       dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
       own.tiles.pack > 1 ? format_text(", {} query heads a tile", own.tiles.pack) : std::string());
@@ -465,8 +471,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   }
   if (own.splits.max_splits != 0) {
     params.splits.out = partial_results_in(workspace);
-    params.splits.lse =
-        params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v;
+    params.splits.weights = reinterpret_cast<SplitWeight*>(
+        params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v);
   }
   const Call call{params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream};
   HEADRACE_TRY(own.variant->launch(call));

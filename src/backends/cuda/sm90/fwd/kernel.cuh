@@ -2,7 +2,7 @@
 // producers, consumers (main loop, transition between tiles, recompute), kernel, launch.
 //
 // Warpgroup 0 has the scheduler warp and one thread each that loads Q and K, V, a bias by TMA. The
-// next two or three warpgroups are consumers: S = Q K^T, online softmax and O += P V for 64 query
+// next one to three warpgroups are consumers: S = Q K^T, online softmax and O += P V for 64 query
 // rows each. With dropout one more warpgroup draws the masks. They synchronize by mbarriers:
 //
 //   scheduler  tile_info_full -> producers, consumers   ring of TileInfos
@@ -197,7 +197,7 @@ struct BiasProducer {
   }
 };
 
-// ---- consumers: two or three warpgroups
+// ---- consumers: one to three warpgroups
 
 template <Tile kTile, class Element, ScoreMod kScoreMod>
 class Consumer {
@@ -210,7 +210,7 @@ class Consumer {
       if (ctx_.group == kTile.warpgroups - 1) pingpong_arrive();
     for (WorkTile work = next_tile(); work.tile != kEnd;) {
       if (work.tile == kFlush) {
-        ctx_.arrive_tile_done(work);
+        finish_flush(work);
         work = next_tile();
       } else if (!work.has_keys()) {
         epilogue_.store_empty(work);
@@ -239,6 +239,15 @@ class Consumer {
   using Precise = PreciseSoftmax<kKeys, Element::kPreciseLog2Scale>;
   using QK = WgmmaM64K16<typename Element::Operand, kKeys>;
   using PV = WgmmaM64K16<typename Element::Operand, kDimV>;
+
+  // Where few rows have tiles, ptxas may leave a load of the TileInfo in flight that only other
+  // tiles wait for.
+  __device__ __forceinline__ void finish_flush(WorkTile work) const {
+    if constexpr (kTile.splits_keys)
+      work.slot =
+          static_cast<int>(released_behind(work.loaded_words(), static_cast<u32>(work.slot)));
+    ctx_.arrive_tile_done(work);
+  }
 
   // ---- a tile
 

@@ -36,13 +36,17 @@ struct TileParams {
   int section_keys;   // ragged: keys whose K and V fit
 };
 
+// The weights of a row's keys in a split: 2^reference times their sum. No key: a sum of 0.
+struct SplitWeight {
+  float reference, sum;
+};
 // Few rows over many keys: a tile has the keys of a split (config.h) and leaves a partial result, O
-// and its lse. Where splits begin depends on no length, so the bits of a row do not either.
+// and its weight. Where splits begin depends on no length, so the bits of a row do not either.
 struct SplitArgs {
-  int max_splits;  // of a sequence; 0: tiles have all keys
-  int rows;        // of a tile, at most
-  float* out;      // [batch, tile_heads, max_splits, rows, head_dim_v]
-  float* lse;      // [batch, tile_heads, max_splits, rows]
+  int max_splits;        // of a sequence; 0: tiles have all keys
+  int rows;              // of a tile, at most
+  float* out;            // [batch, tile_heads, max_splits, rows, head_dim_v]
+  SplitWeight* weights;  // [batch, tile_heads, max_splits, rows]
 };
 struct Params {
   Sizes sizes;
