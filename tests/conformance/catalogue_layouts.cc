@@ -78,12 +78,12 @@ void ragged_splits(Check& check) {
 
 // Splits of 256 to 2048 keys, some of which a window hides.
 void few_rows_over_many_keys(Check& check) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const std::int64_t head_dim : {64, 128, 192, 256})
-      for (const std::int32_t rows : {1, 20, 64})
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t head_dim : {64, 128, 256})
+      for (const std::int32_t rows : {1, 20})
         for (const std::int64_t window : {-1, 2500}) {
           Lab lab(named(dtype, {{Axis::ragged, 1}}),
-                  ragged_shape({5000, 2049, 64, 2048}, rows, dtype, head_dim));
+                  ragged_shape({5000, 2049, 64}, rows, dtype, head_dim));
           lab.test_case.mutable_options().causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
           lab.test_case.mutable_options().window_left = window;
           check.judge_all(lab);
