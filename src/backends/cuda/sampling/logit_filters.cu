@@ -3,7 +3,7 @@
 #include <climits>
 
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sampling/logit_filters.cuh"
+#include "backends/cuda/sampling/logit_filters.h"
 #include "backends/cuda/sampling/logit_row.cuh"
 #include "base/math.h"
 
@@ -83,6 +83,7 @@ class FilteredRow {
   __device__ Mass add_up(MassOf mass_of);
   template <class MassOf>
   __device__ int first_reaching(Mass goal, MassOf mass_of);
+  __device__ Mass total_of(Mass mine);
   __device__ Mass total_of(const double* block_sums);
 
   const LogitQuery& query_;
@@ -210,6 +211,17 @@ __device__ FilteredRow::Reached FilteredRow::descend_kept(Mass goal, MassOf mass
   });
 }
 
+// Of all threads; of_warps has those of each warp.
+__device__ __forceinline__ Mass FilteredRow::total_of(Mass mine) {
+  const Mass sum = warp_scan(mine);
+  __syncthreads();
+  if (threadIdx.x % 32 == 31) s_.of_warps[warp()] = sum;
+  __syncthreads();
+  Mass total = 0;
+  for (const Mass of_warp : s_.of_warps) total += of_warp;
+  return total;
+}
+
 // The masses of those kept; of_warps has those of each warp's segment of the listed blocks.
 template <class MassOf>
 __device__ Mass FilteredRow::add_up(MassOf mass_of) {
@@ -217,13 +229,7 @@ __device__ Mass FilteredRow::add_up(MassOf mass_of) {
   Mass sum = 0;
   for (int i = warp() * segment; i < min((warp() + 1) * segment, num_blocks_); ++i)
     visit_block(i, [&](int, float logit, bool is_kept) { sum += is_kept ? mass_of(logit) : 0; });
-  sum = warp_scan(sum);
-  __syncthreads();
-  if (threadIdx.x % 32 == 31) s_.of_warps[warp()] = sum;
-  __syncthreads();
-  Mass total = 0;
-  for (const Mass of_warp : s_.of_warps) total += of_warp;
-  return total;
+  return total_of(sum);
 }
 
 // The first token, in the order of ids, at which the masses that add_up() added reach the goal.
@@ -251,13 +257,7 @@ __device__ inline Mass FilteredRow::total_of(const double* block_sums) {
   Mass sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads)
     sum += __double2ull_rn(block_sums[i] * kUnits);
-  sum = warp_scan(sum);
-  __syncthreads();
-  if (threadIdx.x % 32 == 31) s_.of_warps[warp()] = sum;
-  __syncthreads();
-  Mass total = 0;
-  for (const Mass of_warp : s_.of_warps) total += of_warp;
-  return total;
+  return total_of(sum);
 }
 
 __device__ inline void FilteredRow::keep_min_p() {

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sampling/logit_filters.cuh"
+#include "backends/cuda/sampling/logit_filters.h"
 #include "backends/cuda/sampling/logit_row.cuh"
 #include "base/math.h"
 #include "core/sampling_args.h"
