@@ -96,24 +96,63 @@ TEST(FewRowsErrors, OfSplitKeysAreReported) {
       << headrace_last_error();
 }
 
-// The mean of the largest number of the format is that number, though sums of it are not.
-TEST(FewRowsOverflow, DoesNotReachMeans) {
-  HEADRACE_NEEDS_GPU(90);
-  const std::int64_t rows = 20, keys = 9000, dim = 64;
-  const OnDevice<std::uint16_t> q(std::vector<std::uint16_t>(rows * dim, 0)),
-      k(std::vector<std::uint16_t>(keys * dim, 0x3f80)),
-      v(std::vector<std::uint16_t>(keys * dim, 0x7f7f)),
-      out(std::vector<std::uint16_t>(rows * dim));
-  const AttentionTensors t{.q = on_device(q.data(), DType::bf16, {1, rows, 1, dim}),
-                           .k = on_device(k.data(), DType::bf16, {1, keys, 1, dim}),
-                           .v = on_device(v.data(), DType::bf16, {1, keys, 1, dim}),
-                           .out = on_device(out.data(), DType::bf16, {1, rows, 1, dim})};
-  const Plan plan = plan_attention(Problem(t), cuda_info(0));
+// One KV head; bf16 by their bits. A row of q for each query, with the same number in each column
+// of a row.
+constexpr std::int64_t kDim = 64;
+std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& numbers) {
+  std::vector<std::uint16_t> rows;
+  for (const std::uint16_t number : numbers) rows.insert(rows.end(), kDim, number);
+  return rows;
+}
+// The first column of each row of the output.
+std::vector<std::uint16_t> attend(const std::vector<std::uint16_t>& q_rows,
+                                  const std::vector<std::uint16_t>& k_rows,
+                                  const std::vector<std::uint16_t>& v_rows, float scale) {
+  const auto num_rows = static_cast<std::int64_t>(q_rows.size());
+  const auto num_keys = static_cast<std::int64_t>(k_rows.size());
+  const OnDevice<std::uint16_t> q(rows_of(q_rows)), k(rows_of(k_rows)), v(rows_of(v_rows)),
+      out(std::vector<std::uint16_t>(num_rows * kDim));
+  const AttentionTensors t{.q = on_device(q.data(), DType::bf16, {1, num_rows, 1, kDim}),
+                           .k = on_device(k.data(), DType::bf16, {1, num_keys, 1, kDim}),
+                           .v = on_device(v.data(), DType::bf16, {1, num_keys, 1, kDim}),
+                           .out = on_device(out.data(), DType::bf16, {1, num_rows, 1, kDim})};
+  const Plan plan = plan_attention(Problem(t, {.softmax_scale = scale}), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
   const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
   plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
-  for (const std::uint16_t element : out.read()) ASSERT_EQ(element, 0x7f7f);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<std::uint16_t> first;
+  const std::vector<std::uint16_t> all = out.read();
+  for (std::int64_t row = 0; row < num_rows; ++row) first.push_back(all[row * kDim]);
+  return first;
+}
+
+// The mean of the largest number of the format is that number, though sums of it are not.
+TEST(FewRowsOverflow, DoesNotReachMeans) {
+  HEADRACE_NEEDS_GPU(90);
+  const std::vector<std::uint16_t> q(20, 0), k(9000, 0x3f80), v(9000, 0x7f7f);
+  for (const std::uint16_t element : attend(q, k, v, 1)) ASSERT_EQ(element, 0x7f7f);
+}
+
+// Scores of 2.55e38 (1.5 * 2^127) and 2.98e38 (1.75 * 2^127), whose products with log2 e overflow.
+TEST(FewRowsOverflow, DoesNotReachTheWeightsOfSplits) {
+  HEADRACE_NEEDS_GPU(90);
+  // 2^60, 1.5 * 2^61, 1.75 * 2^61; 64 products.
+  constexpr std::uint16_t k2To60 = 0x5d80, k3To60 = 0x5e40, k3p5To60 = 0x5e60;
+  constexpr std::uint16_t kHalf = 0x3f00, kOne = 0x3f80, kTwo = 0x4000;
+  std::vector<std::uint16_t> q(20, k2To60), k(9000, 0), v(9000, kHalf);
+  q[7] = k2To60 | 0x8000;  // below 0 for these keys
+  k[5] = k3To60;
+  v[5] = kOne;
+  k[5000] = k3p5To60;
+  v[5000] = kTwo;
+  std::vector<std::uint16_t> expected(20, kTwo);
+  expected[7] = kHalf;
+  EXPECT_EQ(attend(q, k, v, 1), expected);
+  k[5000] = k3To60;
+  expected.assign(20, 0x3fc0);  // the mean of 1 and 2
+  expected[7] = kHalf;
+  EXPECT_EQ(attend(q, k, v, 1), expected);
 }
 
 // What decides is the shape of a sequence. Needs no GPU.

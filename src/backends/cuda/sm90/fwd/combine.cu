@@ -16,7 +16,7 @@ namespace {
 constexpr int kCombineWarps = 4, kColumnGroups = 2;  // up to 256 columns
 
 __device__ __forceinline__ float weight_of(const SplitWeight& x, float reference) {
-  return x.sum == 0 ? 0.0f : x.sum * exp2f(x.reference - reference);
+  return x.sum == 0 ? 0.0f : x.sum * exp2f(4 * (x.reference - reference));
 }
 
 // The weight of all keys of a row. A lane has every 32nd split.
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const int head = head_idx % p.tiles.tile_heads * p.tiles.pack + row % p.tiles.pack;
   if (lane == 0)
     store_lse(p.rows.lse, batch_idx, head, row_q,
-              is_empty ? -HUGE_VALF : fmaf(total.reference, kLn2, logf(total.sum)));
+              is_empty ? -HUGE_VALF : fmaf(total.reference, 4 * kLn2, logf(total.sum)));
   auto* const to = static_cast<typename Element::Stored*>(p.out.data) +
                    row_offset(p.out, p.sizes.is_ragged != 0 ? 0 : batch_idx, row_q, head);
 #pragma unroll

@@ -59,7 +59,8 @@ class Epilogue {
       if constexpr (kHasBias) results.has_row_max_ref[r] = row_max_ref != -INFINITY;
       if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
         if (has_splits())
-          ctx_.p.splits.weights[partial_row(work, at, row)] = {row_max_ref, sum};
+          ctx_.p.splits.weights[partial_row(work, at, row)] = {
+              split_reference(row_max_ref, state.max_score[r]), sum};
         else
           write_lse(work, at, query, head, end.lse);
       }
@@ -145,6 +146,10 @@ class Epilogue {
   // ---- splits
   __device__ __forceinline__ bool has_splits() const {
     return kTile.splits_keys && ctx_.p.splits.max_splits != 0;
+  }
+  // Of a SplitWeight. A row_max_ref that overflowed is far above its kPreciseLog2Scale.
+  static __device__ __forceinline__ float split_reference(float row_max_ref, float max_score) {
+    return row_max_ref == INFINITY ? max_score * (0.25f * kLog2E) : 0.25f * row_max_ref;
   }
   // Of a row of the warpgroup, among the partial results.
   __device__ __forceinline__ std::int64_t partial_row(const WorkTile& work, const TileOrigin& at,

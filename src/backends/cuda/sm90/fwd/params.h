@@ -36,7 +36,8 @@ struct TileParams {
   int section_keys;   // ragged: keys whose K and V fit
 };
 
-// The weights of a row's keys in a split: 2^reference times their sum. No key: a sum of 0.
+// The weights of a row's keys in a split: 16^reference times their sum, 16 because 2^reference
+// would have an infinite reference from scores of 2.3e38 on. No key: a sum of 0.
 struct SplitWeight {
   float reference, sum;
 };
