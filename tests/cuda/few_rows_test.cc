@@ -65,6 +65,34 @@ TEST_P(FewRows, DoNotDependOnTheNumberOfCtas) {
 INSTANTIATE_TEST_SUITE_P(Kernels, FewRows, ::testing::ValuesIn(all_sizes()),
                          [](const auto& test) { return "Sizes" + std::to_string(test.index); });
 
+// Scores that other kernels of the forward compute where there are more rows, and that the decode
+// kernel does not have.
+std::vector<Sizes> all_sizes_with_features() {
+  std::vector<Sizes> all = all_sizes();
+  all.push_back({{2300, 1, 255, 256, 257, 0, 7000}, {1, 1, 1, 1, 1, 1, 1}, 1, 8, 2, 128});
+  all.push_back({{513, 6145, 2048}, {1, 2, 4}, 4, 4, 1, 64, DType::f16});
+  return all;
+}
+class FewRowsWithFeatures : public FewRows {};
+
+TEST_P(FewRowsWithFeatures, HaveTheBitsOfTheSequenceAlone) {
+  const Batch batch(GetParam(), kName);
+  for (const std::int64_t window : {-1, 300}) {
+    const AttentionOptions options{
+        .softcap = 3, .causal = Causal::bottom_right, .window_left = window};
+    const auto rows = batch.paged({16, false}, true, options);
+    expect_bits_alone(batch, true, options, rows);
+    expect_finite(rows);
+    AttentionOptions with_more = options;
+    with_more.softcap = 30;
+    EXPECT_NE(rows, batch.paged({16, false}, true, with_more));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, FewRowsWithFeatures,
+                         ::testing::ValuesIn(all_sizes_with_features()),
+                         [](const auto& test) { return "Sizes" + std::to_string(test.index); });
+
 TEST(FewRowsErrors, AreReportedByTheCheck) {
   HEADRACE_NEEDS_GPU(90);
   expect_reported_errors(kName, 20);
@@ -96,8 +124,8 @@ TEST(FewRowsErrors, OfSplitKeysAreReported) {
       << headrace_last_error();
 }
 
-// One KV head; bf16 by their bits. A row of q for each query, with the same number in each column
-// of a row.
+// One KV head; 16-bit numbers by their bits. A row of q for each query, with the same number in
+// each column of a row.
 constexpr std::int64_t kDim = 64;
 std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& numbers) {
   std::vector<std::uint16_t> rows;
@@ -107,15 +135,16 @@ std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& numbers) {
 // The first column of each row of the output.
 std::vector<std::uint16_t> attend(const std::vector<std::uint16_t>& q_rows,
                                   const std::vector<std::uint16_t>& k_rows,
-                                  const std::vector<std::uint16_t>& v_rows, float scale) {
+                                  const std::vector<std::uint16_t>& v_rows, float scale,
+                                  DType dtype = DType::bf16) {
   const auto num_rows = static_cast<std::int64_t>(q_rows.size());
   const auto num_keys = static_cast<std::int64_t>(k_rows.size());
   const OnDevice<std::uint16_t> q(rows_of(q_rows)), k(rows_of(k_rows)), v(rows_of(v_rows)),
       out(std::vector<std::uint16_t>(num_rows * kDim));
-  const AttentionTensors t{.q = on_device(q.data(), DType::bf16, {1, num_rows, 1, kDim}),
-                           .k = on_device(k.data(), DType::bf16, {1, num_keys, 1, kDim}),
-                           .v = on_device(v.data(), DType::bf16, {1, num_keys, 1, kDim}),
-                           .out = on_device(out.data(), DType::bf16, {1, num_rows, 1, kDim})};
+  const AttentionTensors t{.q = on_device(q.data(), dtype, {1, num_rows, 1, kDim}),
+                           .k = on_device(k.data(), dtype, {1, num_keys, 1, kDim}),
+                           .v = on_device(v.data(), dtype, {1, num_keys, 1, kDim}),
+                           .out = on_device(out.data(), dtype, {1, num_rows, 1, kDim})};
   const Plan plan = plan_attention(Problem(t, {.softmax_scale = scale}), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
   const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
@@ -132,6 +161,20 @@ TEST(FewRowsOverflow, DoesNotReachMeans) {
   HEADRACE_NEEDS_GPU(90);
   const std::vector<std::uint16_t> q(20, 0), k(9000, 0x3f80), v(9000, 0x7f7f);
   for (const std::uint16_t element : attend(q, k, v, 1)) ASSERT_EQ(element, 0x7f7f);
+}
+
+// A P of 16394.5 rounds to 16400 beside one of 2048, so the mean of 65504 is 65523.5 in float,
+// which f16 has not.
+TEST(FewRowsOverflow, OfF16IsComputedAgain) {
+  HEADRACE_NEEDS_GPU(90);
+  constexpr std::uint16_t kOne = 0x3c00, kLargest = 0x7bff;
+  constexpr std::uint16_t kFar = 0xb900;   // -0.625: a score of -40
+  constexpr std::uint16_t kNear = 0x2829;  // 0.0325012: 2.08008, 3.00092 with log2 e
+  std::vector<std::uint16_t> k(9000, kFar);
+  k[0] = kNear;
+  k[1000] = 0;
+  const std::vector<std::uint16_t> q(20, kOne), v(9000, kLargest);
+  EXPECT_EQ(attend(q, k, v, 1, DType::f16), std::vector<std::uint16_t>(20, kLargest));
 }
 
 // Scores of 2.55e38 (1.5 * 2^127) and 2.98e38 (1.75 * 2^127), whose products with log2 e overflow.
@@ -187,6 +230,47 @@ TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
   p.num_splits = 0;
   p.has_sinks = 1;
   EXPECT_FALSE(is_split());
+}
+
+TEST(FewRowsPlans, TakePagesWithFeaturesOfScores) {
+  DeviceInfo device{};
+  device.struct_size = sizeof device;
+  check(headrace_device_from_text("sm90:132", &device));
+  const auto plan_of = [&](std::int64_t head_dim, auto change) {
+    Problem p;
+    p.dtype = HEADRACE_BF16;
+    p.seqlen_q = 2;
+    p.seqlen_k = 5000;
+    p.num_heads = 16;
+    p.num_kv_heads = 4;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.page_size = 16;
+    p.num_pages = 1000;
+    p.max_pages = 400;
+    p.has_seqused_k = 1;
+    change(p);
+    return plan_attention(p, device);
+  };
+  const auto expect_split = [&](auto change) {
+    for (const std::int64_t head_dim : {64, 128, 192, 256}) {
+      const Plan plan = plan_of(head_dim, change);
+      EXPECT_STREQ(plan.kernel(), kName);
+      EXPECT_NE(std::string(plan.explain()).find("up to 5 splits"), std::string::npos);
+    }
+  };
+  expect_split([](Problem& p) { p.softcap = 30; });
+  expect_split([](Problem& p) { p.has_alibi = 1; });
+  expect_split([](Problem& p) { p.has_mask = 1; });
+  expect_split([](Problem& p) { p.has_tree_mask = 1; });
+  expect_split([](Problem& p) {
+    p.softcap = 30;
+    p.has_alibi = 1;
+  });
+  const Plan more_rows = plan_of(128, [](Problem& p) {
+    p.softcap = 30;
+    p.seqlen_q = 17;
+  });
+  EXPECT_STREQ(more_rows.kernel(), "cuda_sm80_fwd");
 }
 
 }  // namespace

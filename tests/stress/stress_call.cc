@@ -1,6 +1,7 @@
 #include "stress/stress_call.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "attention/forward.h"
@@ -78,7 +79,8 @@ Inputs::Inputs(const StressCase& c, DType dtype) : tensors{}, case_(c), dtype_(d
     tensors.cu_seqlens_k = add_list(DType::i32, c.cu_seqlens_k);
   }
   std::vector<float> per_head(static_cast<std::size_t>(c.num_heads));
-  for (std::size_t h = 0; h < per_head.size(); ++h) per_head[h] = 1.0f / static_cast<float>(2 << h);
+  for (std::size_t h = 0; h < per_head.size(); ++h)
+    per_head[h] = std::ldexp(1.0f, -1 - static_cast<int>(h));
   if (c.has_sinks) tensors.sinks = add_list(DType::f32, per_head);
   if (cell.feature == Feature::alibi || cell.feature == Feature::several)
     tensors.alibi_slopes = add_list(DType::f32, per_head);

@@ -33,12 +33,15 @@ void add_sm90_cells(std::vector<Cell>& cells) {
     add_cells(cells,
               {"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, Keys::paged},
               kDtypes);
-  for (const Keys keys : {Keys::contiguous, Keys::paged})
-    for (const int dim : {64, 128, 256}) {
-      Cell few{"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, keys};
-      few.has_few_rows = true;
-      add_cells(cells, few, kDtypes);
-    }
+  for (const Feature feature : {Feature::plain, Feature::alibi, Feature::softcap, Feature::several})
+    for (const Keys keys : {Keys::contiguous, Keys::paged})
+      for (const int dim : {64, 128, 256}) {
+        // The masks here have no columns for slots behind the last key of a page.
+        if (feature == Feature::several && keys == Keys::paged) continue;
+        Cell few{"cuda_sm90_fwd", false, DType::bf16, dim, dim, feature, false, keys};
+        few.has_few_rows = true;
+        add_cells(cells, few, kDtypes);
+      }
   for (const Keys keys : {Keys::contiguous, Keys::paged, Keys::shared})
     for (const int dim : {64, 96, 128})
       add_cells(cells,
@@ -149,12 +152,14 @@ std::int64_t draw_decode_length(Random& random) {
 // Rows that the decode kernel leaves, up to 64 of a KV head, and lengths around k-blocks and
 // splits.
 void draw_few_rows(Random& random, StressCase& c) {
-  constexpr std::int64_t kUnits[] = {64, 128, 1024, 2048};
+  constexpr std::int64_t kUnits[] = {64, 128, 256, 512, 1024, 2048};
   constexpr std::int64_t kOffsets[] = {0, 1, -1, 5, 100};
   const std::int64_t group = std::int64_t{1} << random.between(0, 3);
   c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{4}});
   c.num_heads = c.num_kv_heads * group;
-  c.seqlen_q = random.between(c.cell.head_dim > 128 ? 1 : 16 / group + 1, 64 / group);
+  const bool is_decode = c.cell.head_dim > 128 || c.cell.feature != Feature::plain;
+  c.seqlen_q = random.between(is_decode ? 1 : 16 / group + 1, 64 / group);
+  if (is_decode && random.chance(30)) c.seqlen_q = 1;
   const std::int64_t unit = random.pick(kUnits);
   c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 4) + random.pick(kOffsets);
   c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});

@@ -55,7 +55,8 @@ Iteration forward_iteration(const Input& in) {
 
 ModelTime sm90_forward(const Input& in) {
   ModelTime t;
-  t.waves = share_tiles(row_tiles(in.p, in.schedule), in.plan.device.num_units, 1);
+  t.waves = share_tiles(row_tiles(in.p, in.schedule),
+                        static_cast<std::int64_t>(in.plan.device.num_units) * in.ctas, 1);
   const Iteration one = forward_iteration(in);
   const double blocks = t.waves.busiest_work;
   const double exps = slot_seconds(in, blocks * one.exps, in.rates.exp2);

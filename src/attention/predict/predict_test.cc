@@ -319,6 +319,19 @@ TEST(Models, OfTheHopperForwardByHand) {
   EXPECT_DOUBLE_EQ(x.seconds, sum);
 }
 
+// 64 x 32 heads of 64 rows: 2048 tiles, on 264 CTAs, two of a multiprocessor.
+TEST(Models, OfTilesOfWhichAMultiprocessorHasTwo) {
+  Problem p = problem_of(64, 32, 32, 128);
+  p.batch = 64;
+  const Plan plan =
+      plan_of("cuda_sm90_fwd", p, sm90_schedule(cuda::sm90::fwd::kFewRows128), device_of("h200"));
+  const Prediction x = predict(plan, {});
+  EXPECT_EQ(x.occupancy.ctas, 2);
+  EXPECT_EQ(x.time.waves.num_tiles, 2048);
+  EXPECT_DOUBLE_EQ(x.time.waves.busiest_tiles, 8);
+  EXPECT_NEAR(unit_of(x, "tensor cores"), 8. * 2 * 4 * 64 * 64 * 128 / (911e12 / 132), 1e-12);
+}
+
 TEST(Models, ACausalMaskHalvesTheTimeOfALongSequence) {
   Problem p = problem_of(32768, 16, 16, 128);
   const Schedule s = sm90_schedule(cuda::sm90::fwd::kTile128);

@@ -14,9 +14,15 @@ namespace headrace::cuda::sm90::fwd {
 namespace {
 
 constexpr int kCombineWarps = 4, kColumnGroups = 2;  // up to 256 columns
+constexpr int kAtOnce = 8;                           // splits
 
 __device__ __forceinline__ float weight_of(const SplitWeight& x, float reference) {
   return x.sum == 0 ? 0.0f : x.sum * exp2f(4 * (x.reference - reference));
+}
+
+__device__ __forceinline__ float lse_of(const SplitWeight& x) {
+  if (fabsf(x.reference) > kLargestReference) return 2 * x.reference;
+  return fmaf(x.reference, 4 * kLn2, logf(x.sum));
 }
 
 // The weight of all keys of a row. A lane has every 32nd split.
@@ -57,26 +63,38 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const SplitWeight total = total_of(weights, splits, x.rows, lane);
   float4 value[kColumnGroups];
   for (float4& v : value) v = {-0.0f, -0.0f, -0.0f, -0.0f};  // which changes no first addend
-#pragma unroll 4
-  for (int split = 0; split < splits; ++split) {
-    const std::int64_t at = std::int64_t{split} * x.rows;
-    const SplitWeight own = weights[at];
-    if (own.sum == 0) continue;  // the row sees no key of it, and O is not written
-    const float share = weight_of(own, total.reference) / total.sum;
+  // O of several splits is on its way at once. That of a split in which the row sees no key is not
+  // written.
+  for (int first_split = 0; first_split < splits; first_split += kAtOnce) {
+    SplitWeight own[kAtOnce];
+    float4 o[kAtOnce][kColumnGroups];
 #pragma unroll
-    for (int c = 0; c < kColumnGroups; ++c) {
-      if (c * 128 + lane * 4 >= columns) continue;
-      const float4 o = *reinterpret_cast<const float4*>(out + at * columns + c * 128);
-      value[c] = {fmaf(o.x, share, value[c].x), fmaf(o.y, share, value[c].y),
-                  fmaf(o.z, share, value[c].z), fmaf(o.w, share, value[c].w)};
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int split = first_split + i;
+      own[i] = split < splits ? weights[std::int64_t{split} * x.rows] : SplitWeight{0, 0};
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kColumnGroups; ++c)
+        if (own[i].sum != 0 && c * 128 + lane * 4 < columns)
+          o[i][c] = *reinterpret_cast<const float4*>(
+              out + std::int64_t{first_split + i} * x.rows * columns + c * 128);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (own[i].sum == 0) continue;
+      const float share = weight_of(own[i], total.reference) / total.sum;
+#pragma unroll
+      for (int c = 0; c < kColumnGroups; ++c)
+        value[c] = {fmaf(o[i][c].x, share, value[c].x), fmaf(o[i][c].y, share, value[c].y),
+                    fmaf(o[i][c].z, share, value[c].z), fmaf(o[i][c].w, share, value[c].w)};
     }
   }
   const bool is_empty = total.sum == 0;
   const std::int64_t row_q = sequence.row_q + row / p.tiles.pack;
   const int head = head_idx % p.tiles.tile_heads * p.tiles.pack + row % p.tiles.pack;
   if (lane == 0)
-    store_lse(p.rows.lse, batch_idx, head, row_q,
-              is_empty ? -HUGE_VALF : fmaf(total.reference, 4 * kLn2, logf(total.sum)));
+    store_lse(p.rows.lse, batch_idx, head, row_q, is_empty ? -HUGE_VALF : lse_of(total));
   auto* const to = static_cast<typename Element::Stored*>(p.out.data) +
                    row_offset(p.out, p.sizes.is_ragged != 0 ? 0 : batch_idx, row_q, head);
 #pragma unroll

@@ -15,10 +15,6 @@ namespace headrace::cuda::sm90::fwd {
 // alone (score_policies.cuh), or any combination.
 enum class ScoreMod { plain, alibi, softcap, bias, dropout, general };
 
-// Keys in pages, and seqused_k. The others have no registers to spare: with the producers of pages
-// in the same kernel ptxas spills up to 28 registers more in an iteration.
-constexpr bool reads_pages(ScoreMod m) { return m != ScoreMod::softcap && m != ScoreMod::general; }
-
 // One compiled shape of the kernel. A CTA is a producer warpgroup, `warpgroups` consumers of 64
 // query rows each and, with dropout, one more warpgroup that draws the masks.
 struct Tile {
@@ -35,6 +31,7 @@ struct Tile {
   bool pingpong = false;     // warpgroups issue their products one after the other
   int q_fragments = 0;       // 16-column fragments of Q in registers; the rest is in shared memory
   bool splits_keys = false;  // may have a part of the keys (SplitArgs)
+  int ctas = 1;              // of a multiprocessor
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -66,6 +63,12 @@ inline constexpr int kRecompute = 1 << 30;
 inline constexpr int kEnd = -1;    // no more tiles
 inline constexpr int kFlush = -2;  // finish the current tile, then read the next TileInfo
 
+// Keys and values in pages, and seqused_k. The others have no registers to spare: with the
+// producers of pages in the same kernel ptxas spills up to 28 registers more in an iteration.
+constexpr bool reads_pages(const Tile& tile, ScoreMod m) {
+  return tile.splits_keys || (m != ScoreMod::softcap && m != ScoreMod::general);
+}
+
 // Keys of few rows are split at fixed places, whole k-blocks: a few short splits for one sequence
 // of some thousand keys, then longer ones, as each leaves a partial result.
 inline constexpr int kNumShortSplits = 4, kShortSplitKeys = 1024, kSplitKeys = 2048;
@@ -89,14 +92,15 @@ constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
 // Registers of a thread after setmaxnreg. A CTA starts with what its launch bounds give each
 // thread, and can only redistribute those: 168 * 3 = 504 = 24 + 2 * 240,
 // 128 * 4 = 512 = 32 + 3 * 160 and, with masks, 24 + 2 * 208 + 72. With a larger sum setmaxnreg
-// never returns. With one consumer a thread begins with the registers of that one.
+// never returns. With one consumer a thread begins with the registers of that one, or, of two CTAs,
+// with half of them: 128 * 2 = 24 + 232.
 constexpr int producer_registers(const Tile& t) { return t.warpgroups <= 2 ? 24 : 32; }
 constexpr int consumer_registers(const Tile& t) {
-  return t.has_mask_warpgroup ? 208 : t.warpgroups <= 2 ? 240 : 160;
+  return t.has_mask_warpgroup ? 208 : t.ctas == 2 ? 232 : t.warpgroups <= 2 ? 240 : 160;
 }
 constexpr int mask_registers(const Tile& t) { return t.has_mask_warpgroup ? 72 : 0; }
 constexpr int launch_registers(const Tile& t) {
-  return t.warpgroups == 1 ? 240 : warpgroups_of(t) == 3 ? 168 : 128;
+  return t.warpgroups == 1 && t.ctas == 1 ? 240 : warpgroups_of(t) == 3 ? 168 : 128;
 }
 constexpr bool shares_registers(const Tile& t) {
   return producer_registers(t) + t.warpgroups * consumer_registers(t) + mask_registers(t) <=
@@ -206,15 +210,20 @@ inline constexpr Tile kTile256 = with_q_fragments(kSoftcap256, 8);
 inline constexpr Tile kShort64 = with_pingpong({64, 64, 128, 2, true, 2, false, true}, 3);
 inline constexpr Tile kShort80 = with_pingpong({80, 80, 112, 2, true, 1, true, true}, 3);
 inline constexpr Tile kShort96 = with_pingpong({96, 96, 112, 2, true, 1, true, true}, 3);
-// Few rows: one consumer, so that no product has rows that do not exist.
-constexpr Tile few_rows(Tile t) {
+// Few rows: one consumer, so that no product has rows that do not exist. Where two CTAs fit, one
+// waits for products while the other computes its softmax.
+constexpr Tile few_rows(Tile t, int ctas = 1) {
   t.splits_keys = true;
+  t.ctas = ctas;
   t.v_stages = 3;
   return t;
 }
-inline constexpr Tile kFewRows64 = few_rows({64, 64, 128, 1, false, 1, true, false});
-inline constexpr Tile kFewRows128 = few_rows({128, 128, 128, 1, false, 1, true, false});
+inline constexpr Tile kFewRows64 = few_rows({64, 64, 128, 1, false, 1, true, false}, 2);
+inline constexpr Tile kFewRows128 = few_rows({128, 128, 64, 1, false, 1, true, false}, 2);
 inline constexpr Tile kFewRows256 = few_rows({256, 256, 64, 1, false, 1, false, false});
+// With a softcap or ALiBi, where Q leaves registers for it.
+inline constexpr Tile kFewRowsMod128 = few_rows({128, 128, 64, 1, false, 1, false, false}, 2);
+inline constexpr Tile kFewRowsMod256 = kFewRows256;
 static_assert(kShortSplitKeys % 128 == 0 && kSplitKeys % 128 == 0);
 // Softcap needs registers: no third consumer. Two Q in shared memory let tiles overlap without a Q
 // in registers.

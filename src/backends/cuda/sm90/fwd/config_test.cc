@@ -6,14 +6,18 @@
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,      kTile80,     kTile96,     kTile112,    kTile128,
-                         kTile192v128, kTile192,    kTile256,    kShort64,    kShort80,
-                         kShort96,     kSoftcap64,  kSoftcap128, kSoftcap256, kBias64,
-                         kBias128,     kBias256,    kDropout64,  kDropout128, kGeneral64,
-                         kGeneral128,  kGeneral256, kFewRows64,  kFewRows128, kFewRows256};
+constexpr Tile kAll[] = {
+    kTile64,     kTile80,    kTile96,     kTile112,    kTile128,      kTile192v128, kTile192,
+    kTile256,    kShort64,   kShort80,    kShort96,    kSoftcap64,    kSoftcap128,  kSoftcap256,
+    kBias64,     kBias128,   kBias256,    kDropout64,  kDropout128,   kGeneral64,   kGeneral128,
+    kGeneral256, kFewRows64, kFewRows128, kFewRows256, kFewRowsMod128};
 
 TEST(HopperTiles, FitSharedMemory) {
-  for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
+  for (const Tile& tile : kAll) {
+    EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
+    // Of 228 KiB each CTA takes one for itself.
+    EXPECT_LE(tile.ctas * (smem_bytes(tile) + 1024), 228 * 1024) << tile.head_dim;
+  }
 }
 
 // A swizzle pattern begins at a multiple of 1024 bytes, and so must every swizzle atom.
@@ -43,7 +47,7 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
 TEST(HopperTiles, RedistributeTheRegistersOfTheirLaunch) {
   for (const Tile& tile : kAll) {
     EXPECT_TRUE(shares_registers(tile)) << tile.head_dim;
-    EXPECT_LE(launch_registers(tile) * threads_of(tile), 65536) << tile.head_dim;
+    EXPECT_LE(launch_registers(tile) * threads_of(tile) * tile.ctas, 65536) << tile.head_dim;
     EXPECT_EQ(consumer_registers(tile) % 8 + producer_registers(tile) % 8, 0);
     EXPECT_EQ(mask_registers(tile) % 8, 0);
   }

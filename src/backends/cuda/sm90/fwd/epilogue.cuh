@@ -147,9 +147,10 @@ class Epilogue {
   __device__ __forceinline__ bool has_splits() const {
     return kTile.splits_keys && ctx_.p.splits.max_splits != 0;
   }
-  // Of a SplitWeight. A row_max_ref that overflowed is far above its kPreciseLog2Scale.
+  // Of a SplitWeight. Where row_max_ref overflowed, also with a bias, its difference to another one
+  // is 0 or beyond any exponent: any unit will do.
   static __device__ __forceinline__ float split_reference(float row_max_ref, float max_score) {
-    return row_max_ref == INFINITY ? max_score * (0.25f * kLog2E) : 0.25f * row_max_ref;
+    return fabsf(row_max_ref) == INFINITY ? 0.5f * max_score : 0.25f * row_max_ref;
   }
   // Of a row of the warpgroup, among the partial results.
   __device__ __forceinline__ std::int64_t partial_row(const WorkTile& work, const TileOrigin& at,
@@ -168,12 +169,12 @@ class Epilogue {
     for (int r = 0; r < 2; ++r) {
       const bool writes = is_written(results, r);
       float* to = ctx_.p.splits.out + partial_row(work, at, ctx_.group_row(r)) * columns + first;
-      float zero = 0;  // becomes NaN if a number is an infinity or NaN
+      u32 zero = 0;  // as in pack_out(): the condition is that of tiles without splits
 #pragma unroll
       for (int j = 0; j < kDimV / 8; ++j) {
         const float x = o[4 * j + 2 * r] * results.factor[r],
                     y = o[4 * j + 2 * r + 1] * results.factor[r];
-        zero = fmaf(x, 0.0f, fmaf(y, 0.0f, zero));
+        zero = Element::times_zero_plus(Element::pack(x, y), zero);
         if (writes && 8 * j < columns) *reinterpret_cast<float2*>(to + 8 * j) = {x, y};
       }
       results.needs_recompute[r] |= zero != 0;

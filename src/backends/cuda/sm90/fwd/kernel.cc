@@ -9,6 +9,7 @@
 #include "backends/cuda/runtime/status.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/variants.h"
 #include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
 #include "core/features.h"
@@ -16,99 +17,8 @@
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
-struct Variant {
-  Tile tile;
-  Launch* launch;
-  ScoreMod scores = ScoreMod::plain;
-};
-// The first large enough one of the ScoreMod, else a general one.
-constexpr Variant kVariants[] = {
-    {kTile64, launch_hd64},
-    {kTile80, launch_hd80},
-    {kTile96, launch_hd96},
-    {kTile112, launch_hd112},
-    {kTile128, launch_hd128},
-    {kTile192v128, launch_hd192v128},
-    {kTile192, launch_hd192},
-    {kTile256, launch_hd256},
-    {kTile64, launch_hd64_alibi, ScoreMod::alibi},
-    {kTile128, launch_hd128_alibi, ScoreMod::alibi},
-    {kTile256, launch_hd256_alibi, ScoreMod::alibi},
-    {kSoftcap64, launch_hd64_softcap, ScoreMod::softcap},
-    {kSoftcap128, launch_hd128_softcap, ScoreMod::softcap},
-    {kSoftcap256, launch_hd256_softcap, ScoreMod::softcap},
-    {kBias64, launch_hd64_bias, ScoreMod::bias},
-    {kBias128, launch_hd128_bias, ScoreMod::bias},
-    {kBias256, launch_hd256_bias, ScoreMod::bias},
-    {kDropout64, launch_hd64_dropout, ScoreMod::dropout},
-    {kDropout128, launch_hd128_dropout, ScoreMod::dropout},
-    {kGeneral64, launch_hd64_general, ScoreMod::general},
-    {kGeneral128, launch_hd128_general, ScoreMod::general},
-    {kGeneral256, launch_hd256_general, ScoreMod::general},
-};
-// Smaller tiles for short sequences, up to this many queries without and with a causal mask.
-struct ShortVariant {
-  Launch* instead_of;
-  Variant variant;
-  std::int64_t most_queries, most_queries_causal;
-};
-constexpr ShortVariant kShortVariants[] = {
-    {launch_hd64, {kShort64, launch_hd64_short}, -1, 1024},
-    {launch_hd80, {kShort80, launch_hd80_short}, 1024, 2048},
-    {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
-};
-
-ScoreMod score_mod_of(const Problem& p) {
-  const int num_features = num_used(p, FeatureKind::scores);
-  if (num_features == 0) return ScoreMod::plain;
-  if (num_features > 1 || p.has_mask || p.has_tree_mask) return ScoreMod::general;
-  if (has_softcap(p)) return ScoreMod::softcap;
-  if (has_bias(p)) return ScoreMod::bias;
-  if (p.has_alibi) return ScoreMod::alibi;
-  return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? ScoreMod::dropout : ScoreMod::general;
-}
-
-// That of long sequences; null above 256.
-const Variant* long_variant_of(const Problem& p) {
-  const ScoreMod scores = score_mod_of(p);
-  for (const Variant& v : kVariants) {
-    if (v.scores != scores && v.scores != ScoreMod::general) continue;
-    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
-  }
-  return nullptr;
-}
-// Of few rows, the queries and heads of a KV head together, whatever the batch: longer prompts have
-// tiles enough. Where rows of a prompt must have the bits of all (strict_rows, num_splits=1) they
-// have its tiles. Null: those.
-constexpr Variant kFewRowsVariants[] = {
-    {kFewRows64, launch_few64}, {kFewRows128, launch_few128}, {kFewRows256, launch_few256}};
-const Variant* few_rows_variant_of(const Problem& p) {
-  if (p.seqlen_q * group_size(p) > kGroupRows || p.strict_rows || p.num_splits != 0) return nullptr;
-  if (score_mod_of(p) != ScoreMod::plain) return nullptr;
-  for (const Variant& v : kFewRowsVariants)
-    if (std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
-  return nullptr;
-}
-// Null: there is none.
-const ShortVariant* short_variant_of(const Variant* v) {
-  for (const ShortVariant& s : kShortVariants)
-    if (v != nullptr && s.instead_of == v->launch) return &s;
-  return nullptr;
-}
-// Null above 256. `tile_m`: that of a TuningConfig.
-const Variant* variant_of(const Problem& p, std::int32_t tile_m = 0) {
-  if (const Variant* few = few_rows_variant_of(p)) return few;
-  const Variant* v = long_variant_of(p);
-  const ShortVariant* s = short_variant_of(v);
-  if (s == nullptr) return v;
-  const bool is_short = p.seqlen_q <= (has_causal(p) ? s->most_queries_causal : s->most_queries);
-  return chosen(tile_m, rows_of(is_short ? s->variant.tile : v->tile)) == rows_of(v->tile)
-             ? v
-             : &s->variant;
-}
-
 // Whether few rows have splits. With sinks, which count once, they have none.
-bool has_splits(const Problem& p, const Variant& v) {
+bool has_splits(const Problem& p, const TileVariant& v) {
   return v.tile.splits_keys && !p.has_sinks && p.seqlen_k > kShortSplitKeys;
 }
 
@@ -116,11 +26,13 @@ bool has_splits(const Problem& p, const Variant& v) {
 
 std::string refused_layout(const Problem& p) {
   if (has_pages(p) && p.num_pages == 0) return "there are no pages";
-  const Variant* variant = variant_of(p);
+  const TileVariant* variant = variant_of(p);
   // Dropout above head_dim 128 has a general kernel: what counts is the variant, not the feature.
-  if (variant != nullptr && (has_pages(p) || p.has_seqused_k) && !reads_pages(variant->scores))
-    return "takes no pages and no seqused_k with softcap, masks, several features of scores, or "
-           "dropout of a head_dim above 128";
+  if (variant != nullptr && (has_pages(p) || p.has_seqused_k) &&
+      !reads_pages(variant->tile, variant->scores))
+    return "takes no pages and no seqused_k with softcap, masks or several features of scores, "
+           "except of up to 64 rows without dropout, strict_rows and num_splits, nor with dropout "
+           "of a head_dim above 128";
   return refused_operands(p, variant != nullptr);
 }
 
@@ -137,7 +49,7 @@ std::string refused_size(const Problem& p) {
     return format_text("sequences must be shorter than {}", kMaxSeqlen);
   const std::int64_t blocks = ceil_div<std::int64_t>(p.seqlen_q, kGroupRows);
   // Of few rows also the CTAs that combine: at most 64 rows, four each.
-  const Variant* few = few_rows_variant_of(p);
+  const TileVariant* few = few_rows_variant_of(p);
   const std::int64_t tiles =
       few == nullptr || !has_splits(p, *few)
           ? blocks
@@ -236,7 +148,7 @@ bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas
 // ---- splits
 
 // Without the places of the partial results.
-SplitArgs split_args(const Problem& p, const Variant& v, const TileParams& tiles) {
+SplitArgs split_args(const Problem& p, const TileVariant& v, const TileParams& tiles) {
   if (!has_splits(p, v)) return {};
   return {.max_splits = num_splits(static_cast<int>(p.seqlen_k)),
           .rows = static_cast<int>(p.seqlen_q) * tiles.pack,
@@ -250,7 +162,7 @@ std::int64_t num_partial_rows(const Problem& p, const TileParams& tiles, const S
 
 // What a launch needs beside the pointers of the call.
 struct ForwardPlan {
-  const Variant* variant;
+  const TileVariant* variant;
   TileParams tiles;
   SplitArgs splits;
   ScoreParams score_params;
@@ -259,8 +171,9 @@ struct ForwardPlan {
   bool is_dynamic;
 };
 
-std::int64_t num_ctas_of(const TileParams& tiles, const DeviceInfo& device) {
-  return std::clamp<std::int64_t>(tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
+std::int64_t num_ctas_of(const Tile& tile, const TileParams& tiles, const DeviceInfo& device) {
+  const std::int64_t most = std::max<std::int64_t>(device.num_units, 1) * tile.ctas;
+  return std::clamp<std::int64_t>(tiles.num_tiles, 1, most);
 }
 
 // The tiles, their order, and whether a counter hands them out.
@@ -270,19 +183,19 @@ struct TileChoice {
   bool is_dynamic;
 };
 TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
-  const Variant& variant = *variant_of(p, config.tile_m);
+  const TileVariant& variant = *variant_of(p, config.tile_m);
   TileParams tiles = tile_params(p, variant.tile, config.packed_heads);
   const SplitArgs splits = split_args(p, variant, tiles);
   if (splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
-  const std::int64_t num_ctas = num_ctas_of(tiles, device);
+  const std::int64_t num_ctas = num_ctas_of(variant.tile, tiles, device);
   if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
   const std::int32_t own = is_dynamic(p, tiles, num_ctas) ? kDynamicTiles : kStaticTiles;
   return {tiles, splits, chosen(config.tile_order, own) == kDynamicTiles};
 }
 
 std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
-  const Variant* few = few_rows_variant_of(p);
-  const Variant* v = few != nullptr ? few : long_variant_of(p);
+  const TileVariant* few = few_rows_variant_of(p);
+  const TileVariant* v = few != nullptr ? few : long_variant_of(p);
   const ShortVariant* s = short_variant_of(v);
   const std::int32_t own_rows = rows_of(variant_of(p)->tile);
   std::vector<std::int32_t> rows{0}, packs{0};
@@ -303,7 +216,7 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
         for (const int section : {own.tiles.section / 2, own.tiles.section * 2})
           if (section > 0 && section <= own.tiles.batch_heads) sections.push_back(section);
       std::vector<std::int32_t> orders{0};
-      if (own.tiles.num_tiles > num_ctas_of(own.tiles, device))
+      if (own.tiles.num_tiles > num_ctas_of(variant_of(p, tile_m)->tile, own.tiles, device))
         orders.push_back(own.is_dynamic ? kStaticTiles : kDynamicTiles);
       for (const std::int32_t section : sections)
         for (const std::int32_t order : orders) {
@@ -339,7 +252,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
                   .head_dim = tile.head_dim,
                   .head_dim_v = tile.head_dim_v};
   schedule.prob_dtype = dtype_of(p);
-  schedule.num_ctas = num_ctas_of(own.tiles, device);
+  schedule.num_ctas = num_ctas_of(tile, own.tiles, device);
   const bool dynamic = choice.is_dynamic;
   if (dynamic) schedule.workspace_bytes = kCounterBytes;
   if (own.splits.max_splits != 0) {

@@ -618,7 +618,7 @@ struct Variant {
 };
 
 template <class Variant>
-__global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
+__global__ void __launch_bounds__(threads_of(Variant::kTile), Variant::kTile.ctas)
     forward(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Tile kTile = Variant::kTile;
@@ -653,12 +653,12 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   setmaxnreg_dec<producer_registers(kTile)>();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   if (warp == 1) {
-    Scheduler<kTile, reads_pages(Variant::kScoreMod)>(params, smem,
-                                                      static_cast<int>(threadIdx.x) & 31)
+    Scheduler<kTile, reads_pages(kTile, Variant::kScoreMod)>(params, smem,
+                                                             static_cast<int>(threadIdx.x) & 31)
         .run();
     return;
   }
-  if constexpr (reads_pages(Variant::kScoreMod)) {
+  if constexpr (reads_pages(kTile, Variant::kScoreMod)) {
     if (params.pages.block_table != nullptr && warp != 3) {
       if (warp == 0) QkProducer<kTile, true>(params, maps, smem).run();
       if (warp == 2) VProducer<kTile, true>{params, maps, smem}.run();

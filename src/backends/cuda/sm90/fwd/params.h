@@ -36,11 +36,13 @@ struct TileParams {
   int section_keys;   // ragged: keys whose K and V fit
 };
 
-// The weights of a row's keys in a split: 16^reference times their sum, 16 because 2^reference
-// would have an infinite reference from scores of 2.3e38 on. No key: a sum of 0.
+// The weights of a row's keys in a split: 16^reference times their sum, 16 because a reference of 2
+// would be infinite for scores of 2.3e38, which are finite. Such a reference is half the largest
+// score, which is above all others. No key: a sum of 0.
 struct SplitWeight {
   float reference, sum;
 };
+inline constexpr float kLargestReference = 0x1p126f;  // above it: half a score
 // Few rows over many keys: a tile has the keys of a split (config.h) and leaves a partial result, O
 // and its weight. Where splits begin depends on no length, so the bits of a row do not either.
 struct SplitArgs {

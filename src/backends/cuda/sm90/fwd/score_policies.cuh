@@ -25,7 +25,7 @@ __device__ constexpr int bit_of(int i) { return 2 * (i / 4) + i % 2; }
 struct AlibiRows {
   float slope[2];  // in log2
   float natural_slope[2];
-  float max_term[2];  // maximum of the ALiBi term over the keys that the row sees
+  float max_term[2];  // maximum of the ALiBi term over the keys of the tile that the row sees
   int diagonal[2];
   int first_diagonal, last_diagonal;  // of the warp
 };

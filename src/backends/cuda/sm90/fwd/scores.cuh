@@ -31,6 +31,8 @@ class Scores {
   // columns with head_dim 192 lost 5 %.
   static constexpr bool kIsLazy =
       Element::kHasFloatRange && (kScoreMod != ScoreMod::plain || kTile.head_dim_v <= 128);
+  // Few rows of 256 columns and their producers of pages leave no registers for them.
+  static constexpr bool kHasBiasPairs = kIsGeneral && !(kTile.splits_keys && kTile.head_dim > 128);
   using S = float[kKeys / 2];
   using RowSoftmax = Softmax<kKeys, Element::kLog2Scale, Element::kRescaleThreshold>;
 
@@ -75,7 +77,7 @@ class Scores {
   // General scores: a bias of aligned pairs of 16 bits is loaded beside the wgmmas of S. Any other
   // bias is loaded after them.
   __device__ __forceinline__ void prefetch_bias(const WorkTile& work, int n) {
-    if constexpr (!kIsGeneral) return;
+    if constexpr (!kHasBiasPairs) return;
     has_bias_pairs_ = ctx_.p.has_bias_pairs != 0 &&
                       (n + 1) * kKeys <= ctx_.info(work, offsetof(TileInfo, seqlen_k));
     if (!has_bias_pairs_) return;
@@ -152,7 +154,8 @@ class Scores {
   // loads those: drop_packed() applies them.
   __device__ __forceinline__ void apply_dropout(S& s, int n) {
     if constexpr (kHasDropout) load_dropout_masks();
-    if (!kIsGeneral || !ctx_.p.scores.params.has_dropout()) return;
+    if constexpr (!kIsGeneral || kTile.splits_keys) return;  // few rows have no dropout
+    if (!ctx_.p.scores.params.has_dropout()) return;
     const std::int64_t first_key = std::int64_t{n} * kKeys;
     cuda::apply_dropout<0>(ctx_.p.scores, rows_[0], first_key, ctx_.lane & 3, blocks(s));
     cuda::apply_dropout<1>(ctx_.p.scores, rows_[1], first_key, ctx_.lane & 3, blocks(s));
@@ -285,8 +288,8 @@ class Scores {
       const int row = ctx_.group_row(r);
       const int query = min(ctx_.query_of(row), at.seqlen_q - 1 - at.query);
       const int diagonal = at.query + query + shift;
-      const int left = diagonal - ctx_.keys_begin(work, query),
-                right = ctx_.keys_end(work, query) - 1 - diagonal;
+      const int left = diagonal - max(ctx_.keys_begin(work, query), work.k_block_min * kKeys);
+      const int right = min(ctx_.keys_end(work, query), work.k_block_max * kKeys) - 1 - diagonal;
       const float natural_slope = alibi_slope(p.scores.alibi, at.batch, ctx_.head_of(at, row));
       const float slope = natural_slope * kLog2E;
       const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
@@ -399,7 +402,7 @@ class Scores {
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, ctx_.lane & 3, sequence.seqlen_k);
     float scale = apply_softcap_and_alibi<r>(args.params, sequence, rows_[r], columns, blocks(s));
-    if (has_bias_pairs_) {
+    if (kHasBiasPairs && has_bias_pairs_) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
         const float2 pair = Element::unpack(bias_pairs_[r][j]);

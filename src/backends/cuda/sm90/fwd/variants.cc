@@ -1,0 +1,101 @@
+#include "backends/cuda/sm90/fwd/variants.h"
+
+#include <algorithm>
+
+#include "core/features.h"
+
+namespace headrace::cuda::sm90::fwd {
+namespace {
+
+// The first large enough one of the ScoreMod, else a general one.
+constexpr TileVariant kVariants[] = {
+    {kTile64, launch_hd64},
+    {kTile80, launch_hd80},
+    {kTile96, launch_hd96},
+    {kTile112, launch_hd112},
+    {kTile128, launch_hd128},
+    {kTile192v128, launch_hd192v128},
+    {kTile192, launch_hd192},
+    {kTile256, launch_hd256},
+    {kTile64, launch_hd64_alibi, ScoreMod::alibi},
+    {kTile128, launch_hd128_alibi, ScoreMod::alibi},
+    {kTile256, launch_hd256_alibi, ScoreMod::alibi},
+    {kSoftcap64, launch_hd64_softcap, ScoreMod::softcap},
+    {kSoftcap128, launch_hd128_softcap, ScoreMod::softcap},
+    {kSoftcap256, launch_hd256_softcap, ScoreMod::softcap},
+    {kBias64, launch_hd64_bias, ScoreMod::bias},
+    {kBias128, launch_hd128_bias, ScoreMod::bias},
+    {kBias256, launch_hd256_bias, ScoreMod::bias},
+    {kDropout64, launch_hd64_dropout, ScoreMod::dropout},
+    {kDropout128, launch_hd128_dropout, ScoreMod::dropout},
+    {kGeneral64, launch_hd64_general, ScoreMod::general},
+    {kGeneral128, launch_hd128_general, ScoreMod::general},
+    {kGeneral256, launch_hd256_general, ScoreMod::general},
+};
+constexpr ShortVariant kShortVariants[] = {
+    {launch_hd64, {kShort64, launch_hd64_short}, -1, 1024},
+    {launch_hd80, {kShort80, launch_hd80_short}, 1024, 2048},
+    {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
+};
+
+// The first large enough one.
+constexpr TileVariant kFewRowsVariants[] = {
+    {kFewRows64, launch_few64},
+    {kFewRows128, launch_few128},
+    {kFewRows256, launch_few256},
+    {kFewRowsMod128, launch_few128_alibi, ScoreMod::alibi},
+    {kFewRowsMod256, launch_few256_alibi, ScoreMod::alibi},
+    {kFewRowsMod128, launch_few128_softcap, ScoreMod::softcap},
+    {kFewRowsMod256, launch_few256_softcap, ScoreMod::softcap},
+    {kFewRowsMod128, launch_few128_general, ScoreMod::general},
+    {kFewRowsMod256, launch_few256_general, ScoreMod::general},
+};
+
+ScoreMod score_mod_of(const Problem& p) {
+  const int num_features = num_used(p, FeatureKind::scores);
+  if (num_features == 0) return ScoreMod::plain;
+  if (num_features > 1 || p.has_mask || p.has_tree_mask) return ScoreMod::general;
+  if (has_softcap(p)) return ScoreMod::softcap;
+  if (has_bias(p)) return ScoreMod::bias;
+  if (p.has_alibi) return ScoreMod::alibi;
+  return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? ScoreMod::dropout : ScoreMod::general;
+}
+
+}  // namespace
+
+const TileVariant* long_variant_of(const Problem& p) {
+  const ScoreMod scores = score_mod_of(p);
+  for (const TileVariant& v : kVariants) {
+    if (v.scores != scores && v.scores != ScoreMod::general) continue;
+    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
+  }
+  return nullptr;
+}
+
+const TileVariant* few_rows_variant_of(const Problem& p) {
+  if (p.seqlen_q * group_size(p) > kGroupRows || p.strict_rows || p.num_splits != 0) return nullptr;
+  if (p.dropout_p > 0) return nullptr;
+  const ScoreMod scores = score_mod_of(p);
+  for (const TileVariant& v : kFewRowsVariants)
+    if (v.scores == scores && std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
+  return nullptr;
+}
+
+const ShortVariant* short_variant_of(const TileVariant* v) {
+  for (const ShortVariant& s : kShortVariants)
+    if (v != nullptr && s.instead_of == v->launch) return &s;
+  return nullptr;
+}
+
+const TileVariant* variant_of(const Problem& p, std::int32_t tile_m) {
+  if (const TileVariant* few = few_rows_variant_of(p)) return few;
+  const TileVariant* v = long_variant_of(p);
+  const ShortVariant* s = short_variant_of(v);
+  if (s == nullptr) return v;
+  const bool is_short = p.seqlen_q <= (has_causal(p) ? s->most_queries_causal : s->most_queries);
+  return chosen(tile_m, rows_of(is_short ? s->variant.tile : v->tile)) == rows_of(v->tile)
+             ? v
+             : &s->variant;
+}
+
+}  // namespace headrace::cuda::sm90::fwd
