@@ -13,6 +13,7 @@ namespace headrace {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLeast = std::numeric_limits<float>::lowest();
 constexpr std::int32_t kLastToken = std::numeric_limits<std::int32_t>::max();
 
 bool ranks_before(const Candidate& a, const Candidate& b) {
@@ -74,7 +75,9 @@ bool LogitFilter::begin(std::span<const float> logits) {
   num_logits_ = static_cast<std::int64_t>(logits.size());
   if (!cpu::block_maxima({logits.data(), num_logits_, maxima_.data()}, device_)) return false;
   const auto num_blocks = ceil_div(num_logits_, kLogitBlock);
-  max_ = *std::max_element(maxima_.begin(), maxima_.begin() + num_blocks);
+  const auto end = maxima_.begin() + num_blocks;
+  max_ = *std::max_element(maxima_.begin(), end);
+  is_sparse_ = 4 * std::count(maxima_.begin(), end, -kInfinity) > 3 * num_blocks;
   return true;
 }
 
@@ -145,8 +148,8 @@ void LogitFilter::keep_min_p(double min_p, double temperature) {
 
 void LogitFilter::keep_top_p(double top_p, double temperature) {
   if (top_p >= 1) return;
-  const bool is_unfiltered = bound_.keeps_all();
-  if (!is_unfiltered) gather(-kInfinity);
+  const bool is_unfiltered = weighs_all();
+  if (!is_unfiltered) gather(kLeast);
   const auto num_kept = is_unfiltered ? static_cast<std::size_t>(num_logits_) : candidates_.size();
   const double total =
       is_unfiltered ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
@@ -222,11 +225,11 @@ double LogitFilter::weigh_candidates(double temperature) {
 }
 
 Distribution LogitFilter::distribution(double temperature) {
-  if (bound_.keeps_all()) {
+  if (weighs_all()) {
     weigh(logits_.data(), logits_.size(), temperature);
     return {{all_tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
   }
-  gather(-kInfinity);
+  gather(kLeast);
   for (std::size_t i = 0; i < candidates_.size(); ++i) tokens_[i] = candidates_[i].token;
   weigh_candidates(temperature);
   return {{tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};

@@ -50,6 +50,9 @@ class LogitFilter {
   static constexpr std::size_t kNumBuckets = 1024;
 
   void reserve(std::size_t vocab_size);
+  // Instead of gathering those that are kept, which are then few. Sums of masses are exact, so what
+  // is drawn does not depend on it.
+  bool weighs_all() const { return bound_.keeps_all() && !is_sparse_; }
   float kth_largest_maximum(std::int64_t k);
   float least_for_top_p(double top_p, double temperature, double total, std::size_t num_kept) const;
   void gather(float at_least);
@@ -62,6 +65,7 @@ class LogitFilter {
   std::span<const float> logits_;
   std::int64_t num_logits_ = 0;
   float max_ = 0;
+  bool is_sparse_ = false;  // most blocks have no logit above -infinity: those of a mask
   LogitBound bound_;
   std::vector<float> maxima_, selection_;  // of blocks of kLogitBlock logits
   std::vector<Candidate> candidates_;

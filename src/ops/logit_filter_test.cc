@@ -99,11 +99,18 @@ Logits row_of(int kind, testing::Random& random) {
         logit = static_cast<float>(std::round(2 * normal));  // ties, zeros of both signs
         break;
       case 3:
+      case 4:
         logit = random.between(0, 20) == 0 ? static_cast<float>(std::round(normal)) : -kInfinity;
         break;
     }
   }
-  if (kind == 3) row[row.size() / 2] = 1;
+  if (kind >= 3) row[row.size() / 2] = 1;
+  if (kind == 4) {  // a mask: one of ten blocks has logits, also the least one
+    for (std::size_t i = 0; i < row.size(); ++i)
+      if (i / kLogitBlock % 10 != row.size() / 2 / kLogitBlock % 10) row[i] = -kInfinity;
+    row[row.size() / 2 / kLogitBlock * kLogitBlock] = std::numeric_limits<float>::lowest();
+    row[row.size() / 2] = 1;
+  }
   return row;
 }
 
@@ -111,7 +118,7 @@ TEST(LogitFilter, KeepsWhatSlowFiltersKeep) {
   LogitFilter filter(cpu_info().value());
   testing::Random random(7);
   for (int i = 0; i < 3000; ++i) {
-    const Logits row = row_of(i % 4, random);
+    const Logits row = row_of(i % 5, random);
     const auto pick = [&](std::initializer_list<double> values) {
       return values.begin()[random.between(0, std::ssize(values) - 1)];
     };
@@ -147,7 +154,7 @@ TEST(LogitFilter, FindsTheLargest) {
   LogitFilter filter(cpu_info().value());
   testing::Random random(9);
   for (int i = 0; i < 200; ++i) {
-    const Logits row = row_of(i % 4, random);
+    const Logits row = row_of(i % 5, random);
     std::vector<Candidate> sorted;
     for (std::size_t k = 0; k < row.size(); ++k)
       if (row[k] > -kInfinity) sorted.push_back({row[k], static_cast<std::int32_t>(k)});

@@ -94,7 +94,7 @@ struct Sample {
 
 // The filtered distribution: tokens[i] has probability weights[i] / sum. Valid until the next call.
 struct Distribution {
-  std::span<const std::int32_t> tokens;  // ascending; without filters every token
+  std::span<const std::int32_t> tokens;  // ascending; without filters and masks every token
   std::span<const float> weights;
   double sum;  // of the weights as they count (mass_of())
 };
