@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "command.h"
 #include "files.h"
@@ -93,6 +94,7 @@ std::int64_t pages_of(const std::vector<TracedRequest>& requests, std::int64_t n
 struct Latencies {
   double seconds = 0;                         // of the run
   std::vector<double> first_tokens, between;  // sorted
+  std::vector<double> host;                   // of the host, per step; sorted
 };
 
 // Adds each request when it is due, and takes the times of the tokens.
@@ -106,6 +108,7 @@ Latencies run_requests(Engine& engine, const std::vector<TracedRequest>& request
   std::unordered_map<std::int64_t, Times> times;  // of a request's id
   const auto num_requests = static_cast<std::int64_t>(requests.size());
   const Clock::time_point begin = Clock::now();
+  double host_seconds = 0;  // of the steps before
   for (std::int64_t next = 0;;) {
     for (; next < num_requests; ++next) {
       const double arrival = requests[static_cast<std::size_t>(next)].arrival;
@@ -120,6 +123,8 @@ Latencies run_requests(Engine& engine, const std::vector<TracedRequest>& request
       continue;
     }
     const double now = seconds_since(begin);
+    const headrace_engine_stats stats = engine.stats();
+    result.host.push_back(stats.host_seconds - std::exchange(host_seconds, stats.host_seconds));
     while (const std::optional<Output> output = engine.poll()) {
       if (output->finish == HEADRACE_REQUEST_ERROR)
         throw Error(HEADRACE_INTERNAL,
@@ -131,13 +136,14 @@ Latencies run_requests(Engine& engine, const std::vector<TracedRequest>& request
         result.between.push_back(now - of_request.last_token);
       of_request.last_token = now;
     }
-    show_line(label + std::to_string(engine.stats().num_finished) + " of " +
-              std::to_string(num_requests) + " requests");
+    show_line(label + std::to_string(stats.num_finished) + " of " + std::to_string(num_requests) +
+              " requests");
   }
   result.seconds = seconds_since(begin);
   show_line("");
   std::sort(result.first_tokens.begin(), result.first_tokens.end());
   std::sort(result.between.begin(), result.between.end());
+  std::sort(result.host.begin(), result.host.end());
   return result;
 }
 
@@ -162,7 +168,8 @@ Table make_table() {
                       {"itl_ms_median", "ITL ms"},
                       {"itl_ms_p99", "p99"},
                       {"steps", "steps"},
-                      {"host_us_per_step", "host us"}},
+                      {"host_us_per_step", "host us"},
+                      {"host_us_median", "median"}},
           .rows = {}};
 }
 
@@ -200,7 +207,8 @@ std::vector<Cell> run_with(const Model& model, const BenchOptions& options,
           percentile(times.between, 0.5) * 1e3,
           percentile(times.between, 0.99) * 1e3,
           std::int64_t{stats.num_steps},
-          stats.host_seconds / static_cast<double>(stats.num_steps) * 1e6};
+          stats.host_seconds / static_cast<double>(stats.num_steps) * 1e6,
+          percentile(times.host, 0.5) * 1e6};
 }
 
 int run_bench(BenchOptions options) {

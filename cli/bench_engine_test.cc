@@ -49,6 +49,7 @@ TEST(BenchEngine, StepsOfOneStreamAreTheTokens) {
         EXPECT_EQ(row["answer_tokens"], answer);
         EXPECT_EQ(row["steps"], num_requests * answer);
         EXPECT_GT(row["host_us_per_step"], 0);
+        EXPECT_GT(row["host_us_median"], 0);
         expect_rates(row);
       }
 }
