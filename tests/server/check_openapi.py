@@ -29,6 +29,8 @@ METHODS = {"get", "post", "put", "delete", "patch"}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
+# With this seed the arguments end within max_tokens. One seed of a hundred does not.
+CALL = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100, "seed": 1}
 # Any request that is answered.
 VALID = {
     CHAT: {"messages": MESSAGES, "max_tokens": 2},
@@ -43,8 +45,8 @@ EXAMPLES = {
         VALID[CHAT] | {"logprobs": True, "top_logprobs": 2, "n": 2, "stop": "q", "return_token_ids": True},
         VALID[CHAT] | {"structured_outputs": {"regex": "a"}},
         VALID[CHAT] | {"stream": True, "return_token_ids": True},
-        VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100},
-        VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100, "stream": True},
+        VALID[CHAT] | CALL,
+        VALID[CHAT] | CALL | {"stream": True},
         VALID[CHAT] | {"stream": True, "logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}},
     ],
     "createCompletion": [
