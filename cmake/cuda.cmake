@@ -70,9 +70,8 @@ if(CMAKE_CXX_COMPILER_LAUNCHER)
   list(APPEND headrace_cuda_launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 
-# Packed for size: many kernels, of which a process uses few, in a third of the bytes. The driver unpacks an instance
-# where it is first launched.
-# headrace_cuda_target(target [architectures...]): all of the build's where none is named.
+# headrace_cuda_target(target [architectures...]): all of the build's where none is named. Kernels are packed for size,
+# in a third of the bytes: a process uses few of them, and the driver unpacks one where it is first launched.
 function(headrace_cuda_target target)
   set(architectures ${ARGN})
   if(NOT architectures)

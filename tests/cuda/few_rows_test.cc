@@ -98,6 +98,12 @@ TEST(FewRowsErrors, AreReportedByTheCheck) {
   expect_reported_errors(kName, 20);
 }
 
+void run(const Plan& plan, const AttentionTensors& t) {
+  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
+  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
 // Of a sequence that the first CTA never looks at.
 TEST(FewRowsErrors, OfSplitKeysAreReported) {
   HEADRACE_NEEDS_GPU(90);
@@ -117,8 +123,7 @@ TEST(FewRowsErrors, OfSplitKeysAreReported) {
   t.seqused_k = on_device(used.data(), DType::i32, {batch});
   const Plan plan = plan_attention(Problem(t), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
-  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
-  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+  run(plan, t);
   EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(headrace_last_error()).find("entry 35"), std::string::npos)
       << headrace_last_error();
@@ -147,9 +152,7 @@ std::vector<std::uint16_t> attend(const std::vector<std::uint16_t>& q_rows,
                            .out = on_device(out.data(), dtype, {1, num_rows, 1, kDim})};
   const Plan plan = plan_attention(Problem(t, {.softmax_scale = scale}), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
-  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
-  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  run(plan, t);
   std::vector<std::uint16_t> first;
   const std::vector<std::uint16_t> all = out.read();
   for (std::int64_t row = 0; row < num_rows; ++row) first.push_back(all[row * kDim]);
@@ -180,19 +183,19 @@ TEST(FewRowsOverflow, OfF16IsComputedAgain) {
 // Scores of 2.55e38 (1.5 * 2^127) and 2.98e38 (1.75 * 2^127), whose products with log2 e overflow.
 TEST(FewRowsOverflow, DoesNotReachTheWeightsOfSplits) {
   HEADRACE_NEEDS_GPU(90);
-  // 2^60, 1.5 * 2^61, 1.75 * 2^61; 64 products.
-  constexpr std::uint16_t k2To60 = 0x5d80, k3To60 = 0x5e40, k3p5To60 = 0x5e60;
+  // 2^60, 1.5 * 2^61, 1.75 * 2^61; a score has 64 products.
+  constexpr std::uint16_t kQuery = 0x5d80, kKey = 0x5e40, kLargerKey = 0x5e60;
   constexpr std::uint16_t kHalf = 0x3f00, kOne = 0x3f80, kTwo = 0x4000;
-  std::vector<std::uint16_t> q(20, k2To60), k(9000, 0), v(9000, kHalf);
-  q[7] = k2To60 | 0x8000;  // below 0 for these keys
-  k[5] = k3To60;
+  std::vector<std::uint16_t> q(20, kQuery), k(9000, 0), v(9000, kHalf);
+  q[7] = kQuery | 0x8000;  // below 0 for these keys
+  k[5] = kKey;
   v[5] = kOne;
-  k[5000] = k3p5To60;
+  k[5000] = kLargerKey;
   v[5000] = kTwo;
   std::vector<std::uint16_t> expected(20, kTwo);
   expected[7] = kHalf;
   EXPECT_EQ(attend(q, k, v, 1), expected);
-  k[5000] = k3To60;
+  k[5000] = kKey;
   expected.assign(20, 0x3fc0);  // the mean of 1 and 2
   expected[7] = kHalf;
   EXPECT_EQ(attend(q, k, v, 1), expected);
@@ -200,9 +203,7 @@ TEST(FewRowsOverflow, DoesNotReachTheWeightsOfSplits) {
 
 // What decides is the shape of a sequence. Needs no GPU.
 TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
-  DeviceInfo device{};
-  device.struct_size = sizeof device;
-  check(headrace_device_from_text("sm90:132", &device));
+  const DeviceInfo device = device_from_text("sm90:132");
   Problem p;
   p.dtype = HEADRACE_BF16;
   p.seqlen_k = 5000;
@@ -233,9 +234,7 @@ TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
 }
 
 TEST(FewRowsPlans, TakePagesWithFeaturesOfScores) {
-  DeviceInfo device{};
-  device.struct_size = sizeof device;
-  check(headrace_device_from_text("sm90:132", &device));
+  const DeviceInfo device = device_from_text("sm90:132");
   const auto plan_of = [&](std::int64_t head_dim, auto change) {
     Problem p;
     p.dtype = HEADRACE_BF16;

@@ -9,6 +9,7 @@ Exit codes: 0 every answer is a documented one, 1 some is not.
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 from served import Server
 
@@ -19,9 +20,9 @@ CHECKS = ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
 def main():
     program, model, *options = sys.argv[1:]
     tool = pathlib.Path(sys.executable).with_name("schemathesis")
-    with Server(program, model) as server:
+    with Server(program, model) as server, tempfile.TemporaryDirectory() as folder:  # for its cache
         command = [tool, "run", f"{server.url}/openapi.yaml", *CHECKS, "--request-timeout", "60", *options]
-        failed = subprocess.run(command).returncode
+        failed = subprocess.run(command, cwd=folder).returncode
         status, _, text = server.ask("GET", "/health")
         print(f"afterwards: {status} {text}")
         return 1 if failed or status != 200 else 0

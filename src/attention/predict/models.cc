@@ -43,6 +43,9 @@ double slot_seconds(const Input& in, double amount, double rate) {
 struct Iteration {
   double flops, exps, smem_bytes;
 };
+std::int64_t num_slots(const Input& in) {
+  return static_cast<std::int64_t>(in.plan.device.num_units) * in.ctas;
+}
 Iteration forward_iteration(const Input& in) {
   const Schedule& s = in.schedule;
   const auto dims = static_cast<double>(s.cta.head_dim + s.cta.head_dim_v);
@@ -55,8 +58,7 @@ Iteration forward_iteration(const Input& in) {
 
 ModelTime sm90_forward(const Input& in) {
   ModelTime t;
-  t.waves = share_tiles(row_tiles(in.p, in.schedule),
-                        static_cast<std::int64_t>(in.plan.device.num_units) * in.ctas, 1);
+  t.waves = share_tiles(row_tiles(in.p, in.schedule), num_slots(in), 1);
   const Iteration one = forward_iteration(in);
   const double blocks = t.waves.busiest_work;
   const double exps = slot_seconds(in, blocks * one.exps, in.rates.exp2);
@@ -70,8 +72,7 @@ ModelTime sm90_forward(const Input& in) {
 
 ModelTime sm80_forward(const Input& in) {
   ModelTime t;
-  t.waves = share_tiles(row_tiles(in.p, in.schedule),
-                        static_cast<std::int64_t>(in.plan.device.num_units) * in.ctas, 1);
+  t.waves = share_tiles(row_tiles(in.p, in.schedule), num_slots(in), 1);
   const Iteration one = forward_iteration(in);
   const double blocks = t.waves.busiest_work;
   const double products = slot_seconds(in, blocks * one.flops, in.rates.products);
@@ -107,8 +108,7 @@ double backward_bytes(const Problem& p) {
 
 ModelTime gpu_backward(const Input& in, bool is_sm90) {
   ModelTime t;
-  t.waves = share_tiles(key_tiles(in.p, in.schedule),
-                        static_cast<std::int64_t>(in.plan.device.num_units) * in.ctas, 1);
+  t.waves = share_tiles(key_tiles(in.p, in.schedule), num_slots(in), 1);
   const Schedule& s = in.schedule;
   const double blocks = t.waves.busiest_work;
   const auto pairs = static_cast<double>(s.tile_m * s.tile_n);

@@ -203,10 +203,10 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
     rows.push_back(rows_of(v->tile) == own_rows ? rows_of(s->variant.tile) : rows_of(v->tile));
   std::vector<TuningConfig> all;
   for (const std::int32_t tile_m : rows) {
+    const Tile& own_tile = variant_of(p, tile_m)->tile;
     packs.resize(1);
     if (can_pack(p))
-      packs.push_back(
-          is_packed(p, variant_of(p, tile_m)->tile) ? 1 : static_cast<std::int32_t>(group_size(p)));
+      packs.push_back(is_packed(p, own_tile) ? 1 : static_cast<std::int32_t>(group_size(p)));
     for (const std::int32_t pack : packs) {
       const TuningConfig tile{.tile_m = tile_m, .packed_heads = pack};
       const TileChoice own = choose_tiles(p, device, tile);
@@ -216,7 +216,7 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
         for (const int section : {own.tiles.section / 2, own.tiles.section * 2})
           if (section > 0 && section <= own.tiles.batch_heads) sections.push_back(section);
       std::vector<std::int32_t> orders{0};
-      if (own.tiles.num_tiles > num_ctas_of(variant_of(p, tile_m)->tile, own.tiles, device))
+      if (own.tiles.num_tiles > num_ctas_of(own_tile, own.tiles, device))
         orders.push_back(own.is_dynamic ? kStaticTiles : kDynamicTiles);
       for (const std::int32_t section : sections)
         for (const std::int32_t order : orders) {

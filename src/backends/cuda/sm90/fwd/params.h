@@ -36,9 +36,9 @@ struct TileParams {
   int section_keys;   // ragged: keys whose K and V fit
 };
 
-// The weights of a row's keys in a split: 16^reference times their sum, 16 because a reference of 2
-// would be infinite for scores of 2.3e38, which are finite. Such a reference is half the largest
-// score, which is above all others. No key: a sum of 0.
+// The weights of a row's keys in a split: 16^reference times their sum. References to the base 2 of
+// scores beyond 2.3e38 are infinite. For such a row the reference is half its largest score
+// instead, which is farther from 0 than any other reference. No key: a sum of 0.
 struct SplitWeight {
   float reference, sum;
 };

@@ -74,7 +74,7 @@ const TileVariant* long_variant_of(const Problem& p) {
 
 const TileVariant* few_rows_variant_of(const Problem& p) {
   if (p.seqlen_q * group_size(p) > kGroupRows || p.strict_rows || p.num_splits != 0) return nullptr;
-  if (p.dropout_p > 0) return nullptr;
+  if (has_dropout(p)) return nullptr;
   const ScoreMod scores = score_mod_of(p);
   for (const TileVariant& v : kFewRowsVariants)
     if (v.scores == scores && std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
