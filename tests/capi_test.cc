@@ -347,9 +347,9 @@ TEST(Capi, NamesAndLists) {
   EXPECT_STREQ(headrace_status_name(HEADRACE_OUT_OF_MEMORY), "out_of_memory");
   EXPECT_STREQ(headrace_status_name(HEADRACE_BUSY), "busy");
   EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(8)), "unknown");
-  const char* variables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS", "HEADRACE_KERNEL",
-                             nullptr};
-  for (int i = 0; i < 4; ++i) {
+  const char* variables[] = {"HEADRACE_CPU_ISA", "HEADRACE_CUDA_SM", "HEADRACE_NUM_THREADS",
+                             "HEADRACE_KERNEL", nullptr};
+  for (int i = 0; i < 5; ++i) {
     EXPECT_STREQ(headrace_env_name(i), variables[i]);
     EXPECT_EQ(headrace_env_text(i) == nullptr, variables[i] == nullptr);
   }

@@ -7,7 +7,7 @@
 
 namespace headrace::env {
 
-enum class Variable { cpu_isa, num_threads, kernel };
+enum class Variable { cpu_isa, cuda_sm, num_threads, kernel };
 
 struct Description {
   Variable variable;

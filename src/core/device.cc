@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <fstream>
@@ -200,6 +201,22 @@ Result<DeviceInfo> cpu_info() {
           kMaxUnits);
   }
   return device;
+}
+
+Result<DeviceInfo> capped_gpu(const DeviceInfo& device) {
+  DeviceInfo capped = device;
+  const auto cap = env::value_of(env::Variable::cuda_sm);
+  if (cap.empty()) return capped;
+  int sm = 0;
+  if (!parse_number(cap, 80, 999, &sm))
+    return invalid_argument(
+        "HEADRACE_CUDA_SM=\"{}\": must be 80 to 999, as 80 of an A100; correct or unset the "
+        "variable",
+        cap);
+  if (sm >= device.sm) return capped;
+  capped.sm = sm;
+  capped.smem_bytes = std::min(device.smem_bytes, smem_bytes_of(sm));
+  return capped;
 }
 
 Result<DeviceInfo> device_from_text(std::string_view text) {

@@ -18,6 +18,10 @@ std::uint32_t detected_cpu_isa();
 // threads. Fails if one of them is invalid.
 Result<DeviceInfo> cpu_info();
 
+// The device as HEADRACE_CUDA_SM caps it: with the compute capability and shared memory of an older
+// GPU it gets the kernels of that GPU. Fails if the variable is invalid.
+Result<DeviceInfo> capped_gpu(const DeviceInfo& device);
+
 // "cpu" (this machine), "cpu:ISA", "cpu:ISA:THREADS", "smNN:UNITS". An instruction set implies the
 // lower ones. The device need not be present. (The C API handles "cuda:NUMBER", which queries the
 // backend.)

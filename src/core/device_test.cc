@@ -59,7 +59,30 @@ TEST(Device, EnvironmentLimitsTheInstructionSet) {
   EXPECT_EQ(device_from_text("cpu").value().num_units, 3);
 }
 
+TEST(Device, EnvironmentCapsGpus) {
+  const DeviceInfo h200 = device_from_text("h200").value();
+  EXPECT_EQ(capped_gpu(h200).value().sm, 90);
+  const struct {
+    const char* cap;
+    int sm;
+    std::uint32_t smem_kib;
+  } cases[] = {{"80", 80, 163}, {"86", 86, 99}, {"90", 90, 227}, {"100", 90, 227}};
+  for (const auto& c : cases) {
+    const ScopedEnv cap("HEADRACE_CUDA_SM", c.cap);
+    const DeviceInfo capped = capped_gpu(h200).value();
+    EXPECT_EQ(capped.sm, c.sm) << c.cap;
+    EXPECT_EQ(capped.smem_bytes, c.smem_kib * 1024) << c.cap;
+    EXPECT_EQ(capped.l2_bytes, h200.l2_bytes) << c.cap;
+  }
+}
+
 TEST(Device, InvalidEnvironmentVariablesAreErrors) {
+  for (const char* value : {"79", "sm80", "-80", "1000", "8.0"}) {
+    const ScopedEnv cap("HEADRACE_CUDA_SM", value);
+    auto device = capped_gpu(device_from_text("sm90:132").value());
+    ASSERT_FALSE(device.ok()) << value;
+    EXPECT_NE(device.failure().message.find("must be 80 to 999"), std::string::npos);
+  }
   {
     const ScopedEnv isa("HEADRACE_CPU_ISA", "sse9");
     auto device = cpu_info();

@@ -8,6 +8,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/driver.cuh"
 #include "backends/cuda/runtime/status.cuh"
+#include "core/device.h"
 
 namespace headrace::cuda {
 namespace {
@@ -61,7 +62,8 @@ Result<DeviceInfo> device_info(int device_id) {
   static std::mutex mutex;
   static std::optional<DeviceInfo> known[kMaxDevices];
   const std::lock_guard lock(mutex);
-  if (device_id >= 0 && device_id < kMaxDevices && known[device_id]) return *known[device_id];
+  if (device_id >= 0 && device_id < kMaxDevices && known[device_id])
+    return capped_gpu(*known[device_id]);
   Result<int> count = num_devices();
   if (!count.ok()) return std::move(count.failure());
   if (device_id < 0 || device_id >= std::min(count.value(), kMaxDevices))
@@ -69,8 +71,9 @@ Result<DeviceInfo> device_info(int device_id) {
         "device_id={}: this process sees {} CUDA device{}; pass the number of one of them, from 0",
         device_id, count.value(), count.value() == 1 ? "" : "s");
   Result<DeviceInfo> device = read_info(device_id);
-  if (device.ok()) known[device_id] = device.value();
-  return device;
+  if (!device.ok()) return device;
+  known[device_id] = device.value();
+  return capped_gpu(device.value());
 }
 
 DeviceScope::DeviceScope(int device_id) {
