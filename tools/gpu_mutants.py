@@ -39,6 +39,8 @@ UNITS = {
     "cuda_sm90_fwd": ["sm90/fwd/hd64", "sm90/fwd/hd64_short", "sm90/fwd/hd128"],
     "cuda_sm90_few_rows": ["sm90/fwd/few64", "sm90/fwd/few128", "sm90/fwd/few256", "sm90/fwd/few128_softcap",
                             "sm90/fwd/combine"],
+    "cuda_sm90_strict_rows": ["sm90/fwd/few128_strict", "sm90/fwd/strict64", "sm90/fwd/strict128",
+                              "sm90/fwd/strict256", "sm90/fwd/combine"],
     "cuda_sm90_fwd_features": ["sm90/fwd/hd64_alibi", "sm90/fwd/hd128_softcap", "sm90/fwd/hd64_bias",
                                "sm90/fwd/hd128_bias", "sm90/fwd/hd64_dropout"],
     "cuda_sm80_bwd_apart": ["sm80/bwd/bf16_hd128", "sm80/bwd/f16_hd256"],

@@ -120,6 +120,8 @@ ON_CUDA = {
     "cuda_sm90_fwd_features": (CUDA_GRID, CUDA_CASES),
     "cuda_sm90_few_rows": (gtest("CUDA few rows", "tests/cuda/headrace_cuda_capi_tests", "*FewRows*"),
                            stress("few rows")),
+    "cuda_sm90_strict_rows": (gtest("CUDA strict rows", "tests/cuda/headrace_cuda_capi_tests", "*StrictRows*"),
+                              stress("strict rows")),
     "cuda_simple_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd_apart": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS, CUDA_BACKWARD),

@@ -114,8 +114,9 @@ def shuffled_pages(case, k, v, page_size):
 class Calls:
     """Calls of one side. A graph is captured on a stream of its own, so a plan is made for each stream."""
 
-    def __init__(self, library, tensors, others=None, **options):
+    def __init__(self, library, tensors, others=None, causal=headrace_abi.CAUSAL_NONE, **options):
         self._library, self._tensors, self._others, self._options = library, tensors, others or {}, options
+        self._causal = causal
         self._made = {}
 
     def __call__(self):
@@ -123,7 +124,7 @@ class Calls:
         if stream not in self._made:
             views = [attention_cuda.headrace_view(t.transpose(1, 2), "bf16") for t in self._tensors]
             self._made[stream] = headrace_abi.Attention(
-                self._library, *views, headrace_abi.CAUSAL_NONE, self._library.cuda_info(), keeps=self._tensors,
+                self._library, *views, self._causal, self._library.cuda_info(), keeps=self._tensors,
                 stream=stream, allocate=attention_cuda.allocate,
                 others={name: int32_view(t) for name, t in self._others.items()}, **self._options,
             )  # fmt: skip

@@ -192,13 +192,13 @@ class _HostMemory:
 class Attention:
     """A plan with its tensors and workspace; calling it only runs the plan. `allocate(bytes)` returns the workspace, an
     object with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is a backward, which needs the forward's lse.
-    `others` are further tensors by name (block_table, seqused_k); max_shared_prefix, num_splits and softcap as in the
-    library. `keeps` keeps the tensors' memory alive: views do not own it."""
+    `others` are further tensors by name (block_table, seqused_k); max_shared_prefix, num_splits, softcap
+    and strict_rows as in the library. `keeps` keeps the tensors' memory alive: views do not own it."""
 
     def __init__(
         self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,
         deterministic=False, keeps=(), others=None, max_shared_prefix=0,
-        num_splits=0, softcap=0.0,
+        num_splits=0, softcap=0.0, strict_rows=False,
     ):  # fmt: skip
         self._library, self._keeps = library, keeps
         c = library.c
@@ -217,6 +217,7 @@ class Attention:
         self._options.max_shared_prefix = max_shared_prefix
         self._options.num_splits = num_splits
         self._options.softcap = softcap
+        self._options.strict_rows = strict_rows
         structs = [self._tensors, self._options]
         if gradients:
             structs.insert(1, self._gradients)

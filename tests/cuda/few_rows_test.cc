@@ -224,7 +224,7 @@ TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
   }
   p.seqlen_q = 1;
   p.strict_rows = 1;
-  EXPECT_FALSE(is_split());
+  EXPECT_TRUE(is_split());
   p.strict_rows = 0;
   p.num_splits = 1;
   EXPECT_FALSE(is_split());

@@ -66,11 +66,13 @@ TEST_P(PrefillPages, HaveTheBitsOfTheSequenceAlone) {
 
 TEST_P(PrefillPages, DoNotDependOnTheNumberOfCtas) {
   const Batch batch(GetParam(), kName);
-  const AttentionOptions options{.causal = Causal::bottom_right};
-  const std::vector<Bits> expected = batch.paged({16, false}, true, options);
-  for (const std::uint32_t num_units : {1, 5, 50})
-    EXPECT_EQ(batch.paged({16, false}, true, options, num_units), expected)
-        << num_units << " units";
+  for (const bool is_strict : {false, true}) {
+    const AttentionOptions options{.causal = Causal::bottom_right, .strict_rows = is_strict};
+    const std::vector<Bits> expected = batch.paged({16, false}, true, options);
+    for (const std::uint32_t num_units : {1, 5, 50})
+      EXPECT_EQ(batch.paged({16, false}, true, options, num_units), expected)
+          << num_units << " units, strict " << is_strict;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PrefillPages, ::testing::ValuesIn(all_sizes()),

@@ -48,6 +48,7 @@ std::string row_name(const Cell& c) {
   if (c.feature != Feature::plain) name += format_text(" {}", name_of(c.feature));
   if (c.keys != Keys::contiguous) name += c.keys == Keys::paged ? " paged" : " shared";
   if (c.has_few_rows) name += " few rows";
+  if (c.is_strict) name += " strict rows";
   return c.is_deterministic ? name + " deterministic" : name;
 }
 

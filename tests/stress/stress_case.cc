@@ -42,6 +42,12 @@ void add_sm90_cells(std::vector<Cell>& cells) {
         few.has_few_rows = true;
         add_cells(cells, few, kDtypes);
       }
+  for (const Keys keys : {Keys::contiguous, Keys::paged})
+    for (const int dim : {64, 128, 256}) {
+      Cell strict{"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, keys};
+      strict.is_strict = true;
+      add_cells(cells, strict, kDtypes);
+    }
   for (const Keys keys : {Keys::contiguous, Keys::paged, Keys::shared})
     for (const int dim : {64, 96, 128})
       add_cells(cells,
@@ -149,17 +155,20 @@ std::int64_t draw_decode_length(Random& random) {
       1, unit * random.between(1, unit < 512 ? 5 : 2) + random.pick(kOffsets));
 }
 
-// Rows that the decode kernel leaves, up to 64 of a KV head, and lengths around k-blocks and
-// splits.
-void draw_few_rows(Random& random, StressCase& c) {
+// Rows that the decode kernel leaves, up to 64 of a KV head, or any number of rows, and lengths
+// around k-blocks and splits.
+void draw_split_keys(Random& random, StressCase& c) {
   constexpr std::int64_t kUnits[] = {64, 128, 256, 512, 1024, 2048};
   constexpr std::int64_t kOffsets[] = {0, 1, -1, 5, 100};
   const std::int64_t group = std::int64_t{1} << random.between(0, 3);
   c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{4}});
   c.num_heads = c.num_kv_heads * group;
-  const bool is_decode = c.cell.head_dim > 128 || c.cell.feature != Feature::plain;
+  const bool is_decode =
+      c.cell.head_dim > 128 || c.cell.feature != Feature::plain || c.cell.is_strict;
   c.seqlen_q = random.between(is_decode ? 1 : 16 / group + 1, 64 / group);
   if (is_decode && random.chance(30)) c.seqlen_q = 1;
+  c.options.strict_rows = c.cell.is_strict;
+  if (c.cell.is_strict && random.chance(80)) c.seqlen_q = random.between(65 / group + 1, 700);
   const std::int64_t unit = random.pick(kUnits);
   c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 4) + random.pick(kOffsets);
   c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});
@@ -263,8 +272,8 @@ StressCase draw_case(const Cell& cell, std::uint64_t seed) {
   set_feature(c);
   if (is_decode(cell))
     draw_decode(random, c);
-  else if (cell.has_few_rows)
-    draw_few_rows(random, c);
+  else if (cell.has_few_rows || cell.is_strict)
+    draw_split_keys(random, c);
   else
     draw_batch(random, c);
   if (cell.keys != Keys::contiguous) {

@@ -35,6 +35,7 @@ struct Cell {
   Keys keys = Keys::contiguous;
   std::optional<KvDtypes> codes = {};  // of paged keys
   bool has_few_rows = false;           // over keys of several splits
+  bool is_strict = false;              // strict_rows: any number of rows over such keys
 };
 std::vector<Cell> all_cells();
 

@@ -8,6 +8,7 @@
 #include "backends/cuda/sm90/element.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/merge.cuh"
 #include "base/math.h"
 
 namespace headrace::cuda::sm90::fwd {
@@ -16,29 +17,33 @@ namespace {
 constexpr int kCombineWarps = 4, kColumnGroups = 2;  // up to 256 columns
 constexpr int kAtOnce = 8;                           // splits
 
-__device__ __forceinline__ float weight_of(const SplitWeight& x, float reference) {
-  return x.sum == 0 ? 0.0f : x.sum * exp2f(4 * (x.reference - reference));
-}
-
-__device__ __forceinline__ float lse_of(const SplitWeight& x) {
-  if (fabsf(x.reference) > kLargestReference) return 2 * x.reference;
-  return fmaf(x.reference, 4 * kLn2, logf(x.sum));
-}
-
-// The weight of all keys of a row. A lane has every 32nd split.
-__device__ __forceinline__ SplitWeight total_of(const SplitWeight* of_row, int num_splits, int rows,
-                                                int lane) {
-  SplitWeight total{-HUGE_VALF, 0};
-  for (int i = lane; i < num_splits; i += 32)
-    total.reference = fmaxf(total.reference, of_row[std::int64_t{i} * rows].reference);
+// merge_weights() of 32 splits, one after the other: lane i gets the shares of split i and of those
+// before it. `total`: the weight of all splits before, then with these.
+__device__ __forceinline__ MergeShares shares_of_lane(const SplitWeight& own, SplitWeight& total,
+                                                      int lane) {
+  float top = own.sum == 0 ? -HUGE_VALF : own.reference;
+  const float added_reference = top;
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2)
-    total.reference = fmaxf(total.reference, __shfl_xor_sync(~0u, total.reference, mask));
-  for (int i = lane; i < num_splits; i += 32)
-    total.sum += weight_of(of_row[std::int64_t{i} * rows], total.reference);
+  for (int step = 1; step < 32; step *= 2) {
+    const float below = __shfl_up_sync(~0u, top, step);
+    if (lane >= step) top = fmaxf(top, below);
+  }
+  top = fmaxf(top, total.reference);
+  const float above = __shfl_up_sync(~0u, top, 1);
+  const float kept_factor = reference_factor(lane == 0 ? total.reference : above, top);
+  const float added =
+      own.sum == 0 ? 0.0f : __fmul_rn(own.sum, reference_factor(added_reference, top));
+  // Only the sums follow one another.
+  float kept_of_lane = 0, sum_of_lane = 0;
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) total.sum += __shfl_xor_sync(~0u, total.sum, mask);
-  return total;
+  for (int i = 0; i < 32; ++i) {
+    const float kept = __fmul_rn(total.sum, __shfl_sync(~0u, kept_factor, i));
+    total.sum = __fadd_rn(kept, __shfl_sync(~0u, added, i));
+    kept_of_lane = lane == i ? kept : kept_of_lane;
+    sum_of_lane = lane == i ? total.sum : sum_of_lane;
+  }
+  total.reference = __shfl_sync(~0u, top, 31);
+  return {__fdiv_rn(kept_of_lane, sum_of_lane), __fdiv_rn(added, sum_of_lane)};
 }
 
 template <class Element>
@@ -60,41 +65,45 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const std::int64_t first = std::int64_t{head_idx} * x.max_splits * x.rows + row;
   const SplitWeight* const weights = x.weights + first;
   const float* const out = x.out + first * columns + lane * 4;
-  const SplitWeight total = total_of(weights, splits, x.rows, lane);
+  SplitWeight total{-HUGE_VALF, 0};
   float4 value[kColumnGroups];
   for (float4& v : value) v = {-0.0f, -0.0f, -0.0f, -0.0f};  // which changes no first addend
-  // O of several splits is on its way at once. That of a split in which the row sees no key is not
-  // written.
-  for (int first_split = 0; first_split < splits; first_split += kAtOnce) {
-    SplitWeight own[kAtOnce];
-    float4 o[kAtOnce][kColumnGroups];
+  for (int first_split = 0; first_split < splits; first_split += 32) {
+    const SplitWeight own = first_split + lane < splits
+                                ? weights[std::int64_t{first_split + lane} * x.rows]
+                                : SplitWeight{0, 0};
+    const MergeShares shares = shares_of_lane(own, total, lane);
+    // O of several splits is on its way at once. That of a split in which the row sees no key is
+    // not written.
+    for (int at = 0; at < min(32, splits - first_split); at += kAtOnce) {
+      float4 o[kAtOnce][kColumnGroups];
+      float sum[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int split = first_split + i;
-      own[i] = split < splits ? weights[std::int64_t{split} * x.rows] : SplitWeight{0, 0};
-    }
+      for (int i = 0; i < kAtOnce; ++i) {
+        sum[i] = __shfl_sync(~0u, own.sum, at + i);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
+        for (int c = 0; c < kColumnGroups; ++c)
+          if (sum[i] != 0 && c * 128 + lane * 4 < columns)
+            o[i][c] = *reinterpret_cast<const float4*>(
+                out + std::int64_t{first_split + at + i} * x.rows * columns + c * 128);
+      }
 #pragma unroll
-      for (int c = 0; c < kColumnGroups; ++c)
-        if (own[i].sum != 0 && c * 128 + lane * 4 < columns)
-          o[i][c] = *reinterpret_cast<const float4*>(
-              out + std::int64_t{first_split + i} * x.rows * columns + c * 128);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const MergeShares of_split = {__shfl_sync(~0u, shares.before, at + i),
+                                      __shfl_sync(~0u, shares.next, at + i)};
+        if (sum[i] == 0) continue;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (own[i].sum == 0) continue;
-      const float share = weight_of(own[i], total.reference) / total.sum;
-#pragma unroll
-      for (int c = 0; c < kColumnGroups; ++c)
-        value[c] = {fmaf(o[i][c].x, share, value[c].x), fmaf(o[i][c].y, share, value[c].y),
-                    fmaf(o[i][c].z, share, value[c].z), fmaf(o[i][c].w, share, value[c].w)};
+        for (int c = 0; c < kColumnGroups; ++c)
+          value[c] = {
+              merged(value[c].x, o[i][c].x, of_split), merged(value[c].y, o[i][c].y, of_split),
+              merged(value[c].z, o[i][c].z, of_split), merged(value[c].w, o[i][c].w, of_split)};
+      }
     }
   }
   const bool is_empty = total.sum == 0;
   const std::int64_t row_q = sequence.row_q + row / p.tiles.pack;
   const int head = head_idx % p.tiles.tile_heads * p.tiles.pack + row % p.tiles.pack;
-  if (lane == 0)
-    store_lse(p.rows.lse, batch_idx, head, row_q, is_empty ? -HUGE_VALF : lse_of(total));
+  if (lane == 0) store_lse(p.rows.lse, batch_idx, head, row_q, lse_of(total));
   auto* const to = static_cast<typename Element::Stored*>(p.out.data) +
                    row_offset(p.out, p.sizes.is_ragged != 0 ? 0 : batch_idx, row_q, head);
 #pragma unroll

@@ -6,11 +6,12 @@
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
-constexpr Tile kAll[] = {
-    kTile64,     kTile80,    kTile96,     kTile112,    kTile128,      kTile192v128, kTile192,
-    kTile256,    kShort64,   kShort80,    kShort96,    kSoftcap64,    kSoftcap128,  kSoftcap256,
-    kBias64,     kBias128,   kBias256,    kDropout64,  kDropout128,   kGeneral64,   kGeneral128,
-    kGeneral256, kFewRows64, kFewRows128, kFewRows256, kFewRowsMod128};
+constexpr Tile kAll[] = {kTile64,        kTile80,     kTile96,     kTile112,    kTile128,
+                         kTile192v128,   kTile192,    kTile256,    kShort64,    kShort80,
+                         kShort96,       kSoftcap64,  kSoftcap128, kSoftcap256, kBias64,
+                         kBias128,       kBias256,    kDropout64,  kDropout128, kGeneral64,
+                         kGeneral128,    kGeneral256, kFewRows64,  kFewRows128, kFewRows256,
+                         kFewRowsMod128, kStrict64,   kStrict128,  kStrict256,  kFewStrict128};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) {
@@ -38,7 +39,10 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
     EXPECT_LE(s.offset_v + tile.v_stages * s.v_stage, s.offset_o);
     EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
     EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_masks);
-    EXPECT_LE(s.offset_masks + kMaskStages * s.mask_stage, s.offset_barriers);
+    EXPECT_LE(s.offset_masks + kMaskStages * s.mask_stage, s.offset_merged);
+    const int merged = merges_in_smem(tile) ? tile.warpgroups * merged_bytes(tile) : 0;
+    EXPECT_LE(s.offset_merged + merged, s.offset_barriers);
+    EXPECT_EQ(s.offset_merged % 16 + merged_bytes(tile) % 16, 0);
     EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_tile_info);
   }
 }

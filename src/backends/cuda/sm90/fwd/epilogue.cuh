@@ -4,6 +4,7 @@
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/element.cuh"
+#include "backends/cuda/sm90/fwd/merge.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
 #include "backends/cuda/sm90/fwd/tile_context.cuh"
 
@@ -22,6 +23,7 @@ struct RowResults {
   bool exists[2], needs_recompute[2];
   bool has_row_max_ref[2];  // kHasBias: set if the row has seen a key with a finite score
   u32 rows;                 // of the warp, to be written: bit r for row r
+  SplitWeight weight[2];    // of parts that are merged
 };
 
 template <Tile kTile, class Element, ScoreMod kScoreMod>
@@ -34,12 +36,14 @@ class Epilogue {
 
   // The lse, and the factors for O. Does not depend on O, so it runs beside the last P V.
   // is_recompute: writes only the rows that needed it. The lse of such a row is written again by
-  // the same thread.
+  // the same thread. That of parts that are merged is written with O.
   __device__ __forceinline__ RowResults finish_rows(const WorkTile& work, const SoftmaxState& state,
                                                     bool is_recompute) const {
     const TileOrigin at = ctx_.origin(work);
     RowResults results;
     results.rows = is_recompute ? load_shared(recompute_rows_address(work)) : 0xffffu;
+    if constexpr (kTile.merges_splits)
+      if (is_one_by_one(work)) results.rows = load_shared(recompute_rows_address(work));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = state.sum[r];
@@ -47,8 +51,12 @@ class Epilogue {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float row_max_ref = state.row_max_ref[r];
       const int row = ctx_.group_row(r), query = ctx_.query_of(row), head = ctx_.head_of(at, row);
-      const RowEpilogue end = row_epilogue(ctx_.p.rows.sinks, ctx_.p.scores.params.keep_factor,
-                                           head, row_max_ref, sum, state.max_score[r]);
+      RowEpilogue end = row_epilogue(ctx_.p.rows.sinks, ctx_.p.scores.params.keep_factor, head,
+                                     row_max_ref, sum, state.max_score[r]);
+      // As lse_of() of a part. Known of a recomputed tile alone.
+      if constexpr (kScoreMod == ScoreMod::plain)
+        if (row_max_ref == INFINITY && fabsf(state.max_score[r]) < INFINITY)
+          end.lse = state.max_score[r];
       results.factor[r] = end.factor;
       results.exists[r] = ctx_.row_exists(at, row, query);
       results.needs_recompute[r] =
@@ -57,7 +65,9 @@ class Epilogue {
       if constexpr (kScoreMod == ScoreMod::alibi)
         results.needs_recompute[r] |= sum < kMinSum && row_max_ref != -INFINITY;
       if constexpr (kHasBias) results.has_row_max_ref[r] = row_max_ref != -INFINITY;
-      if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
+      if constexpr (kTile.merges_splits) {
+        results.weight[r] = {split_reference(row_max_ref, state.max_score[r]), sum};
+      } else if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
         if (has_splits())
           ctx_.p.splits.weights[partial_row(work, at, row)] = {
               split_reference(row_max_ref, state.max_score[r]), sum};
@@ -69,16 +79,18 @@ class Epilogue {
   }
 
   // Writes O * factor, reports the rows to recompute, arrives at tile_done.
-  __device__ __forceinline__ void store(const WorkTile& work, RowResults results, const O& o,
+  __device__ __forceinline__ void store(const WorkTile& work, RowResults results, O& o,
                                         bool is_recompute) {
     if constexpr (kHasBias)
       if (ctx_.p.scores.bias.data != nullptr) find_overflowed_bias(work, results);
-    if (has_splits())
+    if (has_splits()) {
       store_partial(work, results, o, is_recompute);
-    else if constexpr (kTile.has_tma_store)
-      store_by_tma(work, results, o, is_recompute);
-    else
-      store_from_registers(work, results, o, is_recompute);
+    } else if constexpr (kTile.merges_splits) {
+      if (merge_part(work, results, o, is_recompute))
+        store_rows(work, results, o, is_recompute || is_one_by_one(work));
+    } else {
+      store_rows(work, results, o, is_recompute);
+    }
     ctx_.arrive_tile_done(work);
   }
 
@@ -127,11 +139,16 @@ class Epilogue {
            4 * (4 * ctx_.group + ctx_.warp);
   }
   // Writes the warp's rows to recompute into the TileInfo, for the scheduler, and returns them.
+  // is_asked: also where there are none, as the scheduler's rows are in their place.
   __device__ __forceinline__ u32 report_recompute_rows(const WorkTile& work,
-                                                       const RowResults& results) const {
-    const bool needs[2] = {results.exists[0] && results.needs_recompute[0],
-                           results.exists[1] && results.needs_recompute[1]};
-    if (!__any_sync(0xffffffffu, needs[0] || needs[1])) [[likely]]
+                                                       const RowResults& results,
+                                                       bool is_asked = false) const {
+    const auto is_candidate = [&](int r) {
+      return is_asked ? is_written(results, r) : results.exists[r];
+    };
+    const bool needs[2] = {is_candidate(0) && results.needs_recompute[0],
+                           is_candidate(1) && results.needs_recompute[1]};
+    if (!is_asked && !__any_sync(0xffffffffu, needs[0] || needs[1])) [[likely]]
       return 0;
     const u32 mine =
         (needs[0] ? 1u << ctx_.lane / 4 : 0) | (needs[1] ? 1u << (ctx_.lane / 4 + 8) : 0);
@@ -159,6 +176,121 @@ class Epilogue {
     const int split = split_of(work.k_block_min * kTile.keys);
     const std::int64_t head = std::int64_t{at.batch} * ctx_.p.tiles.tile_heads + at.head;
     return (head * x.max_splits + split) * x.rows + row;
+  }
+  static __device__ __forceinline__ bool is_one_by_one(const WorkTile& work) {
+    return (work.tile & kOneByOne) != 0;
+  }
+  // What the warpgroup has merged: 16 bytes of each thread for neighbouring columns of its two
+  // rows, then the weights of its rows. In shared memory or in the workspace.
+  __device__ __forceinline__ unsigned char* merged_area(bool is_one_by_one) const {
+    if (merges_in_smem(kTile) && !is_one_by_one)
+      return static_cast<unsigned char*>(__cvta_shared_to_generic(
+          ctx_.smem + kSmem.offset_merged + ctx_.group * merged_bytes(kTile)));
+    constexpr int kAreas = merged_areas(kTile);
+    const int cta_area = static_cast<int>(blockIdx.x) * kAreas + (is_one_by_one ? kAreas - 1 : 0);
+    return reinterpret_cast<unsigned char*>(ctx_.p.splits.out) +
+           (std::int64_t{cta_area} * kTile.warpgroups + ctx_.group) * merged_bytes(kTile);
+  }
+  // Whether the part was the last one: O and the factors are then those of all parts.
+  //
+  // A row that must be recomputed in some part gets a sum of NaN, so that it is reported with the
+  // last part. Its parts then come one by one: each is merged, or reported and merged when it has
+  // been recomputed.
+  __device__ __forceinline__ bool merge_part(const WorkTile& work, RowResults& results, O& o,
+                                             bool is_recompute) {
+    const int part = ctx_.info(work, offsetof(TileInfo, part));
+    const bool is_last = (part & kLastPart) != 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      u32 zero = 0;  // as in store_partial()
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; ++j) {
+        float &x = o[4 * j + 2 * r], &y = o[4 * j + 2 * r + 1];
+        x *= results.factor[r], y *= results.factor[r];
+        zero = Element::times_zero_plus(Element::pack(x, y), zero);
+      }
+      results.needs_recompute[r] =
+          of_row(!is_recompute && (results.needs_recompute[r] || zero != 0));
+    }
+    if (is_one_by_one(work) && !is_recompute)
+      results.rows &= ~report_recompute_rows(work, results, true);
+    const bool is_kept[2] = {is_written(results, 0), is_written(results, 1)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (results.needs_recompute[r]) results.weight[r].sum = NAN;
+    unsigned char* const area = merged_area(is_one_by_one(work));
+    merge_rows(area, (part & kFirstPart) != 0, is_last, is_kept, results.weight, o);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      results.factor[r] = 1.0f;
+      results.needs_recompute[r] = !is_recompute && !(results.weight[r].sum <= HUGE_VALF);
+    }
+    if (is_last) write_merged_lse(work, results);
+    return is_last;
+  }
+  // O and the weights become those of the parts before and of this one, which are kept for the
+  // next. Rows that are not to be kept have the parts before.
+  __device__ __forceinline__ void merge_rows(unsigned char* area, bool is_first, bool is_last,
+                                             const bool (&is_kept)[2], SplitWeight (&weight)[2],
+                                             O& o) const {
+    const int thread = static_cast<int>(threadIdx.x) & 127;
+    auto* const columns = reinterpret_cast<float4*>(area) + thread;
+    auto* const weights = reinterpret_cast<float2*>(area + kGroupRows * kDimV * 4);
+    MergeShares shares[2];
+    SplitWeight before[2];
+    bool is_alone[2], is_empty[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 x = is_first ? float2{-HUGE_VALF, 0} : weights[ctx_.group_row(r)];
+      SplitWeight all = before[r] = {x.x, x.y};
+      is_alone[r] = all.sum == 0, is_empty[r] = weight[r].sum == 0;
+      shares[r] = merge_weights(all, weight[r]);
+      if (!is_alone[r] && !is_empty[r]) weight[r] = all;
+      if (is_empty[r]) weight[r] = before[r];
+    }
+    __syncwarp();  // all have read the weights
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (!is_last && (ctx_.lane & 3) == 0) {
+        const SplitWeight& x = is_kept[r] ? weight[r] : before[r];
+        weights[ctx_.group_row(r)] = {x.reference, x.sum};
+      }
+#pragma unroll
+    for (int j = 0; j < kDimV / 8; ++j) {
+      float old[4] = {};
+      if (!is_first) {
+        const float4 x = columns[128 * j];
+        old[0] = x.x, old[1] = x.y, old[2] = x.z, old[3] = x.w;
+      }
+      float kept[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = i / 2;
+        float& x = o[4 * j + i];
+        const float both = merged(old[i], x, shares[r]);
+        x = is_empty[r] ? old[i] : is_alone[r] ? x : both;
+        kept[i] = is_kept[r] ? x : old[i];
+      }
+      if (!is_last) columns[128 * j] = {kept[0], kept[1], kept[2], kept[3]};
+    }
+    __syncwarp();
+  }
+  // Whether a thread of the row says so.
+  static __device__ __forceinline__ bool of_row(bool x) {
+    const int mine = x ? 1 : 0;
+    const int both = mine | __shfl_xor_sync(0xffffffffu, mine, 1);
+    return (both | __shfl_xor_sync(0xffffffffu, both, 2)) != 0;
+  }
+  __device__ __forceinline__ void write_merged_lse(const WorkTile& work,
+                                                   const RowResults& results) const {
+    if ((ctx_.lane & 3) != 0) return;
+    const TileOrigin at = ctx_.origin(work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!is_written(results, r)) continue;
+      const int row = ctx_.group_row(r);
+      write_lse(work, at, ctx_.query_of(row), ctx_.head_of(at, row), lse_of(results.weight[r]));
+    }
   }
   // In float. Rows to recompute are written as well: the same thread writes them again.
   __device__ __forceinline__ void store_partial(const WorkTile& work, RowResults& results,
@@ -200,6 +332,13 @@ class Epilogue {
   }
 
   // ---- stores
+  __device__ __forceinline__ void store_rows(const WorkTile& work, RowResults& results, const O& o,
+                                             bool is_recompute) {
+    if constexpr (kTile.has_tma_store)
+      store_by_tma(work, results, o, is_recompute);
+    else
+      store_from_registers(work, results, o, is_recompute);
+  }
   // Two neighbours of O in the output dtype. `zero` becomes NaN if one is an infinity or NaN.
   static __device__ __forceinline__ u32 pack_out(const O& o, int j, int r, float factor,
                                                  u32& zero) {

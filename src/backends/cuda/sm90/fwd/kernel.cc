@@ -17,9 +17,8 @@
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
-// Whether few rows have splits. With sinks, which count once, they have none.
 bool has_splits(const Problem& p, const TileVariant& v) {
-  return v.tile.splits_keys && !p.has_sinks && p.seqlen_k > kShortSplitKeys;
+  return v.tile.merges_splits || (v.tile.splits_keys && spans_splits(p));
 }
 
 // ---- refusals
@@ -151,13 +150,21 @@ bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas
 SplitArgs split_args(const Problem& p, const TileVariant& v, const TileParams& tiles) {
   if (!has_splits(p, v)) return {};
   return {.max_splits = num_splits(static_cast<int>(p.seqlen_k)),
-          .rows = static_cast<int>(p.seqlen_q) * tiles.pack,
+          .rows = v.tile.merges_splits ? 0 : static_cast<int>(p.seqlen_q) * tiles.pack,
           .out = nullptr,
           .weights = nullptr};
 }
 
 std::int64_t num_partial_rows(const Problem& p, const TileParams& tiles, const SplitArgs& x) {
   return p.batch * tiles.tile_heads * x.max_splits * x.rows;
+}
+
+// Floats of the workspace: partial results and their weights, or what CTAs have merged.
+std::int64_t num_split_floats(const Problem& p, const Tile& tile, const TileParams& tiles,
+                              const SplitArgs& x, std::int64_t num_ctas) {
+  if (tile.merges_splits)
+    return num_ctas * merged_areas(tile) * tile.warpgroups * merged_bytes(tile) / 4;
+  return num_partial_rows(p, tiles, x) * (p.head_dim_v + 2);
 }
 
 // What a launch needs beside the pointers of the call.
@@ -186,7 +193,7 @@ TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const Tuning
   const TileVariant& variant = *variant_of(p, config.tile_m);
   TileParams tiles = tile_params(p, variant.tile, config.packed_heads);
   const SplitArgs splits = split_args(p, variant, tiles);
-  if (splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
+  if (variant.tile.splits_keys && splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
   const std::int64_t num_ctas = num_ctas_of(variant.tile, tiles, device);
   if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
   const std::int32_t own = is_dynamic(p, tiles, num_ctas) ? kDynamicTiles : kStaticTiles;
@@ -258,9 +265,9 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   if (own.splits.max_splits != 0) {
     schedule.split_keys = p.seqlen_k > kLongSplitsBegin ? kSplitKeys : kShortSplitKeys;
     schedule.max_splits = own.splits.max_splits;
-    const std::int64_t rows = num_partial_rows(p, own.tiles, own.splits);
-    schedule.workspace_bytes = kCounterBytes + kWholeAlignment +
-                               static_cast<std::size_t>(rows * (p.head_dim_v + 2)) * sizeof(float);
+    const std::int64_t floats = num_split_floats(p, tile, own.tiles, own.splits, schedule.num_ctas);
+    schedule.workspace_bytes =
+        kCounterBytes + kWholeAlignment + static_cast<std::size_t>(floats) * sizeof(float);
   }
   const bool has_long_splits = own.splits.max_splits > kNumShortSplits;
   schedule.note = format_text(
@@ -384,12 +391,14 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   }
   if (own.splits.max_splits != 0) {
     params.splits.out = partial_results_in(workspace);
-    params.splits.weights = reinterpret_cast<SplitWeight*>(
-        params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v);
+    if (!own.variant->tile.merges_splits)
+      params.splits.weights = reinterpret_cast<SplitWeight*>(
+          params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v);
   }
   const Call call{params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream};
   HEADRACE_TRY(own.variant->launch(call));
-  return own.splits.max_splits != 0 ? launch_combine(call) : std::nullopt;
+  const bool leaves_parts = own.splits.max_splits != 0 && !own.variant->tile.merges_splits;
+  return leaves_parts ? launch_combine(call) : std::nullopt;
 }
 
 }  // namespace

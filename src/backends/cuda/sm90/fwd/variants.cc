@@ -1,6 +1,7 @@
 #include "backends/cuda/sm90/fwd/variants.h"
 
 #include <algorithm>
+#include <span>
 
 #include "core/features.h"
 
@@ -38,7 +39,6 @@ constexpr ShortVariant kShortVariants[] = {
     {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
 };
 
-// The first large enough one.
 constexpr TileVariant kFewRowsVariants[] = {
     {kFewRows64, launch_few64},
     {kFewRows128, launch_few128},
@@ -51,6 +51,15 @@ constexpr TileVariant kFewRowsVariants[] = {
     {kFewRowsMod256, launch_few256_general, ScoreMod::general},
 };
 
+// strict_rows: few rows, and more with their bits.
+constexpr TileVariant kFewStrictVariants[] = {{kFewRows64, launch_few64},
+                                              {kFewStrict128, launch_few128_strict},
+                                              {kFewRows256, launch_few256}};
+constexpr TileVariant kUnsplitVariants[] = {
+    {kTile64, launch_hd64}, {kTile128, launch_hd128}, {kTile256, launch_hd256}};
+constexpr TileVariant kMergingVariants[] = {
+    {kStrict64, launch_strict64}, {kStrict128, launch_strict128}, {kStrict256, launch_strict256}};
+
 ScoreMod score_mod_of(const Problem& p) {
   const int num_features = num_used(p, FeatureKind::scores);
   if (num_features == 0) return ScoreMod::plain;
@@ -61,9 +70,24 @@ ScoreMod score_mod_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? ScoreMod::dropout : ScoreMod::general;
 }
 
+// The first large enough one.
+const TileVariant* first_of(std::span<const TileVariant> variants, const Problem& p) {
+  const ScoreMod scores = score_mod_of(p);
+  for (const TileVariant& v : variants)
+    if (v.scores == scores && std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
+  return nullptr;
+}
+// Few rows and more of them have equal bits.
+bool is_strict(const Problem& p) {
+  return p.strict_rows != 0 && p.num_splits == 0 && score_mod_of(p) == ScoreMod::plain;
+}
+
 }  // namespace
 
+bool spans_splits(const Problem& p) { return p.seqlen_k > kShortSplitKeys && !p.has_sinks; }
+
 const TileVariant* long_variant_of(const Problem& p) {
+  if (is_strict(p)) return first_of(spans_splits(p) ? kMergingVariants : kUnsplitVariants, p);
   const ScoreMod scores = score_mod_of(p);
   for (const TileVariant& v : kVariants) {
     if (v.scores != scores && v.scores != ScoreMod::general) continue;
@@ -73,12 +97,9 @@ const TileVariant* long_variant_of(const Problem& p) {
 }
 
 const TileVariant* few_rows_variant_of(const Problem& p) {
-  if (p.seqlen_q * group_size(p) > kGroupRows || p.strict_rows || p.num_splits != 0) return nullptr;
-  if (has_dropout(p)) return nullptr;
-  const ScoreMod scores = score_mod_of(p);
-  for (const TileVariant& v : kFewRowsVariants)
-    if (v.scores == scores && std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
-  return nullptr;
+  if (p.seqlen_q * group_size(p) > kGroupRows || p.num_splits != 0) return nullptr;
+  if (is_strict(p)) return first_of(kFewStrictVariants, p);
+  return has_dropout(p) || p.strict_rows != 0 ? nullptr : first_of(kFewRowsVariants, p);
 }
 
 const ShortVariant* short_variant_of(const TileVariant* v) {

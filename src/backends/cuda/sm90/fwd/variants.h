@@ -19,11 +19,15 @@ struct ShortVariant {
   std::int64_t most_queries, most_queries_causal;
 };
 
-// That of long sequences; null above 256.
+// Whether keys of few rows, or with strict_rows of any number, have splits. With sinks, which count
+// once, they have none.
+bool spans_splits(const Problem& p);
+// That of long sequences, with strict_rows and plain scores one that merges the splits of few rows;
+// null above 256.
 const TileVariant* long_variant_of(const Problem& p);
 // Of few rows, the queries and heads of a KV head together, whatever the batch: longer prompts have
-// tiles enough. Where rows of a prompt must have the bits of all (strict_rows, num_splits=1) they
-// have its tiles. Null: those.
+// tiles enough. With num_splits=1, or strict_rows and other scores, they have those of prompts:
+// null.
 const TileVariant* few_rows_variant_of(const Problem& p);
 // Null: there is none.
 const ShortVariant* short_variant_of(const TileVariant* v);

@@ -1,0 +1,10 @@
+#include "backends/cuda/sm90/fwd/kernel.cuh"
+
+namespace headrace::cuda::sm90::fwd {
+
+Status launch_strict64(const Call& call) {
+  return launch_tile<kStrict64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64, strict rows>",
+                                                 "cuda_sm90_fwd<f16, 64, strict rows>", call);
+}
+
+}  // namespace headrace::cuda::sm90::fwd
