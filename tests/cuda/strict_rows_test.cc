@@ -26,7 +26,7 @@ class Sequence {
         v_(numbers(s.dtype, s.keys * s.kv_heads * s.dim_v, 3)) {}
 
   // Some of its last queries, in a call of their own.
-  Bits rows(std::int64_t first, std::int64_t count) const {
+  Bits rows(std::int64_t first, std::int64_t count, std::int32_t num_units = 132) const {
     const auto size = static_cast<std::int64_t>(bytes_of(s_.dtype));
     const std::int64_t keys = s_.keys - s_.queries + first + count, rows = count * s_.heads;
     unsigned char* const q = q_.data() + first * s_.heads * s_.dim * size;
@@ -41,7 +41,9 @@ class Sequence {
         .lse = *on_device(lse.data(), DType::f32, {1, count, s_.heads}).permute({0, 2, 1})};
     const AttentionOptions options{
         .causal = Causal::bottom_right, .window_left = s_.window, .strict_rows = true};
-    const Plan plan = plan_attention(Problem(t, options), cuda_info(0));
+    DeviceInfo device = cuda_info(0);
+    device.num_units = num_units;
+    const Plan plan = plan_attention(Problem(t, options), device);
     EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
     const OnDevice<unsigned char> workspace(
         std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
@@ -69,7 +71,9 @@ TEST_P(StrictRows, HaveTheBitsOfEveryChunk) {
   const Shape& s = GetParam();
   const Sequence sequence(s);
   const Bits all = sequence.rows(0, s.queries);
-  EXPECT_EQ(sequence.rows(0, s.queries), all);
+  // One CTA with all tiles: what the tile before has merged is no part of the next.
+  for (const std::int32_t num_units : {1, 3, 132})
+    EXPECT_EQ(sequence.rows(0, s.queries, num_units), all) << num_units << " units";
   for (const std::int64_t count : {1, 2, 15, 16, 17, 63, 64, 65, 127, 200, 331})
     for (std::int64_t first = 0; first + count <= s.queries; first += count < 64 ? 97 : 250) {
       const Bits rows = sequence.rows(first, count);
