@@ -269,11 +269,12 @@ double least_workspace(const Plan& plan) {
   const Problem& p = plan.problem;
   const Schedule& s = plan.schedule;
   if (is_backward(p) || s.max_splits <= 1) return 0;
-  const double rows =
-      std::min(static_cast<double>(p.seqlen_q) * static_cast<double>(group_size(p)), 64.0);
-  // A task of the CPU merges up to four splits where the tasks suffice, and all of a row tile.
+  const double all_rows = static_cast<double>(p.seqlen_q) * static_cast<double>(group_size(p));
+  const double rows = std::min(all_rows, 64.0);
+  // A task of the CPU merges up to four splits where the tasks suffice, and all of a row tile. So
+  // does a tile of a Hopper GPU with strict_rows.
   const bool is_on_cpu = plan.device.device_type == HEADRACE_CPU;
-  if (is_on_cpu && p.strict_rows && rows >= 64) return 0;
+  if (p.strict_rows && all_rows > 64) return 0;
   const std::int64_t groups = (s.max_splits + 3) / 4;
   const bool suffice =
       groups >= 2 && groups * std::max<std::int64_t>(p.batch, 1) >= 4 * s.num_threads;
@@ -315,7 +316,8 @@ void check_extreme_problems(std::int32_t phase, const char* machine, Counted& co
         for (const std::int64_t seqlen_q : counts)
           for (const std::int64_t seqlen_k : counts)
             for (const std::int64_t dim : {1, 128, 576})
-              for (const std::int32_t num_splits : {0, 2, INT32_MAX}) {
+              for (const auto& [num_splits, is_strict] :
+                   {std::pair<std::int32_t, std::int32_t>{0, 0}, {0, 1}, {2, 0}, {INT32_MAX, 0}}) {
                 if (group == 0) continue;
                 Problem p = default_problem();
                 p.phase = phase;
@@ -328,6 +330,7 @@ void check_extreme_problems(std::int32_t phase, const char* machine, Counted& co
                 p.seqlen_k = seqlen_k;
                 p.head_dim = p.head_dim_v = dim;
                 p.num_splits = num_splits;
+                p.strict_rows = is_strict;
                 ASSERT_NO_FATAL_FAILURE(check_workspace(p, machine, counted));
               }
 }
