@@ -94,6 +94,15 @@ def microseconds(graph, count, evict):
     return begin.elapsed_time(end) * 1e3 / count
 
 
+def alternate(graphs, count, rounds, evict):
+    """Medians of each graph of `count` calls, and all rounds, by name. The first round warms up."""
+    times = {name: [] for name in graphs}
+    for _ in range(rounds + 1):
+        for name, graph in graphs.items():
+            times[name].append(microseconds(graph, count, evict))
+    return {name: statistics.median(values[1:]) for name, values in times.items()}, times
+
+
 def int32_view(tensor):
     return headrace_abi.tensor(tensor.data_ptr(), headrace_abi.I32, tensor.shape, tensor.stride(), headrace_abi.CUDA)
 
@@ -159,11 +168,7 @@ def run_case(library, case, options, evict):
     has_equal_bits = torch.equal(out, paged_out)
     count = CALLS if options.warm else 1
     graphs = {name: graph_of(side, count) for name, side in sides.items()}
-    times = {name: [] for name in graphs}
-    for _ in range(options.rounds + 1):  # the first warms up
-        for name, graph in graphs.items():
-            times[name].append(microseconds(graph, count, None if options.warm else evict))
-    us = {name: statistics.median(values[1:]) for name, values in times.items()}
+    us, times = alternate(graphs, count, options.rounds, None if options.warm else evict)
     return {
         "case": case.name, "group": "one sequence" if case.batch == 1 else "batch", "batch": case.batch,
         "seqlen_k": case.seqlen, "num_heads": case.heads, "num_kv_heads": case.kv_heads, "head_dim": case.head_dim,
@@ -179,41 +184,52 @@ def run_case(library, case, options, evict):
     }  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+def make_parser(doc, formats):
+    """The options of every benchmark that is built on this file."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
-    parser.add_argument("--page-size", type=int, default=16, help="keys of a page")
-    parser.add_argument("--few-rows", action="store_true", help="other head dims, several queries")
-    parser.add_argument("--warm", action="store_true", help="replays graphs of many calls without a flush of L2")
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds of each side")
-    parser.add_argument("--format", choices=sorted(FORMATS), default="text")
+    parser.add_argument("--format", choices=sorted(formats), default="text")
     parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
     parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
     parser.add_argument("--revision", help="revision of the library, outside a git checkout")
-    options = parser.parse_args()
-    library = headrace_abi.Library(options.library)
-    evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
-    all_cases = FEW_ROWS if options.few_rows else CASES
-    cases, rows = [case for case in all_cases if re.search(options.filter, case.name)], []
-    for index, case in enumerate(cases):
-        progress(f"[{index + 1}/{len(cases)}] {case.name}")
-        rows.append(run_case(library, case, options, evict))
-    progress("")
-    meta = attention_cuda.meta_of("peers/decode_cuda", library.build_info(), options)
-    meta["mode"] = "warm" if options.warm else "cold"
+    return parser
+
+
+def run_cases(benchmark, options, cases, run_one, formats, **meta):
+    """run_one(library, case, options, evict) returns a row. Returns the exit status: 1 if a result is wrong, or after a
+    message if a call fails."""
+    cases = [case for case in cases if re.search(options.filter, case.name)]
+    try:
+        with torch.no_grad():
+            library = headrace_abi.Library(options.library)
+            evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
+            rows = []
+            for index, case in enumerate(cases):
+                progress(f"[{index + 1}/{len(cases)}] {case.name}")
+                rows.append(run_one(library, case, options, evict))
+            progress("")
+    except headrace_abi.Error as error:
+        print(f"{benchmark}: {error}", file=sys.stderr)
+        return 1
+    meta = attention_cuda.meta_of(f"peers/{benchmark}", library.build_info(), options) | meta
     result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
-    sys.stdout.write(FORMATS[options.format](result))
+    sys.stdout.write(formats[options.format](result))
     if options.out:
         options.out.write_text(report.as_json(result))
     return 0 if all(row["is_correct"] for row in rows) else 1
 
 
+def main():
+    parser = make_parser(__doc__, FORMATS)
+    parser.add_argument("--page-size", type=int, default=16, help="keys of a page")
+    parser.add_argument("--few-rows", action="store_true", help="other head dims, several queries")
+    parser.add_argument("--warm", action="store_true", help="replays graphs of many calls without a flush of L2")
+    options = parser.parse_args()
+    cases = FEW_ROWS if options.few_rows else CASES
+    mode = "warm" if options.warm else "cold"
+    return run_cases("decode_cuda", options, cases, run_case, FORMATS, mode=mode)
+
+
 if __name__ == "__main__":
-    try:
-        with torch.no_grad():
-            sys.exit(main())
-    except headrace_abi.Error as error:
-        print(f"decode_cuda: {error}", file=sys.stderr)
-        sys.exit(1)
+    sys.exit(main())

@@ -3,20 +3,14 @@
 pages without and with max_shared_prefix, in one process. Times are of calls in a CUDA graph. Rounds alternate; before
 each, a stream through 192 MB flushes the L2."""
 
-import argparse
 import dataclasses
-import pathlib
-import re
-import statistics
 import sys
 
-import attention_cuda
-import headrace_abi
 import report
 import torch
-from decode_cuda import EVICT_BYTES, HEAD_DIM, Calls, graph_of, microseconds
-from machine import progress
+from decode_cuda import Calls, alternate, graph_of, make_parser, run_cases
 
+HEAD_DIM = 128
 COLUMNS = (
     ("case", "case", "{}"),
     ("private_us", "private us", "{:.1f}"),
@@ -78,11 +72,7 @@ def run_case(library, case, options, evict):
     for side in sides.values():
         side()
     graphs = {name: graph_of(side, 1) for name, side in sides.items()}
-    times = {name: [] for name in graphs}
-    for _ in range(options.rounds + 1):  # the first warms up
-        for name, graph in graphs.items():
-            times[name].append(microseconds(graph, 1, evict))
-    us = {name: statistics.median(values[1:]) for name, values in times.items()}
+    us, times = alternate(graphs, 1, options.rounds, evict)
     return {
         "case": case.name, "group": f"{case.prefix} shared", **dataclasses.asdict(case), "head_dim": HEAD_DIM,
         "kernel": sides["prefix"].kernel, **{f"{name}_us": value for name, value in us.items()},
@@ -91,36 +81,6 @@ def run_case(library, case, options, evict):
     }  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
-    parser.add_argument("--rounds", type=int, default=15, help="alternating rounds of each side")
-    parser.add_argument("--format", choices=sorted(FORMATS), default="text")
-    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
-    parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
-    parser.add_argument("--revision", help="revision of the library, outside a git checkout")
-    options = parser.parse_args()
-    library = headrace_abi.Library(options.library)
-    evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
-    cases, rows = [case for case in CASES if re.search(options.filter, case.name)], []
-    for index, case in enumerate(cases):
-        progress(f"[{index + 1}/{len(cases)}] {case.name}")
-        rows.append(run_case(library, case, options, evict))
-    progress("")
-    meta = attention_cuda.meta_of("peers/shared_prefix_cuda", library.build_info(), options)
-    result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
-    sys.stdout.write(FORMATS[options.format](result))
-    if options.out:
-        options.out.write_text(report.as_json(result))
-    return 0 if all(row["is_correct"] for row in rows) else 1
-
-
 if __name__ == "__main__":
-    try:
-        with torch.no_grad():
-            sys.exit(main())
-    except headrace_abi.Error as error:
-        print(f"shared_prefix_cuda: {error}", file=sys.stderr)
-        sys.exit(1)
+    options = make_parser(__doc__, FORMATS).parse_args()
+    sys.exit(run_cases("shared_prefix_cuda", options, CASES, run_case, FORMATS))
