@@ -98,12 +98,6 @@ TEST(FewRowsErrors, AreReportedByTheCheck) {
   expect_reported_errors(kName, 20);
 }
 
-void run(const Plan& plan, const AttentionTensors& t) {
-  const OnDevice<unsigned char> workspace(std::vector<unsigned char>(plan.workspace_bytes() + 1));
-  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
-}
-
 // Of a sequence that the first CTA never looks at.
 TEST(FewRowsErrors, OfSplitKeysAreReported) {
   HEADRACE_NEEDS_GPU(90);
@@ -123,7 +117,7 @@ TEST(FewRowsErrors, OfSplitKeysAreReported) {
   t.seqused_k = on_device(used.data(), DType::i32, {batch});
   const Plan plan = plan_attention(Problem(t), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
-  run(plan, t);
+  run_alone(plan, t);
   EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(headrace_last_error()).find("entry 35"), std::string::npos)
       << headrace_last_error();
@@ -152,7 +146,7 @@ std::vector<std::uint16_t> attend(const std::vector<std::uint16_t>& q_rows,
                            .out = on_device(out.data(), dtype, {1, num_rows, 1, kDim})};
   const Plan plan = plan_attention(Problem(t, {.softmax_scale = scale}), cuda_info(0));
   EXPECT_STREQ(plan.kernel(), kName);
-  run(plan, t);
+  run_alone(plan, t);
   std::vector<std::uint16_t> first;
   const std::vector<std::uint16_t> all = out.read();
   for (std::int64_t row = 0; row < num_rows; ++row) first.push_back(all[row * kDim]);
@@ -203,34 +197,24 @@ TEST(FewRowsOverflow, DoesNotReachTheWeightsOfSplits) {
 
 // What decides is the shape of a sequence. Needs no GPU.
 TEST(FewRowsPlans, SplitKeysWhateverTheBatch) {
-  const DeviceInfo device = device_from_text("sm90:132");
-  Problem p;
-  p.dtype = HEADRACE_BF16;
-  p.seqlen_k = 5000;
-  p.num_heads = 16;
-  p.num_kv_heads = 4;
+  Problem p = problem_of_5000_keys();
   p.head_dim = p.head_dim_v = 256;
-  const auto is_split = [&] {
-    const Plan plan = plan_attention(p, device);
-    EXPECT_STREQ(plan.kernel(), kName);
-    return std::string(plan.explain()).find("up to 5 splits of 2048 keys") != std::string::npos;
-  };
   for (const std::int64_t batch : {1, 64, 10000}) {
     p.batch = batch;
     p.seqlen_q = 16;
-    EXPECT_TRUE(is_split());
+    EXPECT_TRUE(are_split(p));
     p.seqlen_q = 17;  // 68 rows
-    EXPECT_FALSE(is_split());
+    EXPECT_FALSE(are_split(p));
   }
   p.seqlen_q = 1;
   p.strict_rows = 1;
-  EXPECT_TRUE(is_split());
+  EXPECT_TRUE(are_split(p));
   p.strict_rows = 0;
   p.num_splits = 1;
-  EXPECT_FALSE(is_split());
+  EXPECT_FALSE(are_split(p));
   p.num_splits = 0;
   p.has_sinks = 1;
-  EXPECT_FALSE(is_split());
+  EXPECT_FALSE(are_split(p));
 }
 
 TEST(FewRowsPlans, TakePagesWithFeaturesOfScores) {

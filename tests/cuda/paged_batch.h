@@ -41,6 +41,30 @@ inline TensorView on_device(void* data, DType dtype, std::initializer_list<std::
   return view;
 }
 
+// Waits for the call. What the workspace held before is NaN.
+inline void run_alone(const Plan& plan, const AttentionTensors& t) {
+  const OnDevice<unsigned char> workspace(
+      std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
+  plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
+// 16 heads over 4 KV heads and 5000 keys. Needs no GPU.
+inline Problem problem_of_5000_keys() {
+  Problem p;
+  p.dtype = HEADRACE_BF16;
+  p.seqlen_k = 5000;
+  p.num_heads = 16;
+  p.num_kv_heads = 4;
+  return p;
+}
+// Whether the Hopper forward splits them, four times 1024 keys and then 2048.
+inline bool are_split(const Problem& p) {
+  const Plan plan = plan_attention(p, device_from_text("sm90:132"));
+  EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
+  return std::string(plan.explain()).find("up to 5 splits of 2048 keys") != std::string::npos;
+}
+
 // Host numbers of a batch: q [batch][seqlen_q][heads][dim], k and v
 // [batch][longest][kv_heads][dim].
 class Batch {
@@ -199,9 +223,7 @@ class Batch {
     if (num_units > 0) device.num_units = static_cast<std::int32_t>(num_units);
     const Plan plan = plan_attention(Problem(t, options), device);
     EXPECT_STREQ(plan.kernel(), kernel_) << plan.explain();
-    const OnDevice<unsigned char> workspace(
-        std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
-    plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
+    run_alone(plan, t);
     const auto all_out = out.read();
     const auto all_lse = lse.read();
     EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_OK) << headrace_last_error();

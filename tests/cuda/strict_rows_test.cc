@@ -45,10 +45,7 @@ class Sequence {
     device.num_units = num_units;
     const Plan plan = plan_attention(Problem(t, options), device);
     EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
-    const OnDevice<unsigned char> workspace(
-        std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
-    plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-    HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+    run_alone(plan, t);
     return {out.read(), lse.read()};
   }
 
@@ -138,10 +135,7 @@ class StrictRowsAgain : public ::testing::TestWithParam<std::int64_t> {
     device.num_units = num_units;
     const Plan plan = plan_attention(Problem(t, options), device);
     EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
-    const OnDevice<unsigned char> workspace(
-        std::vector<unsigned char>(plan.workspace_bytes() + 1, 0xFF));
-    plan.run(t, {workspace.data(), plan.workspace_bytes()}, {});
-    HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+    run_alone(plan, t);
     Attended result{{}, lse.read()};
     const std::vector<std::uint16_t> all = out.read();
     for (std::int64_t row = 0; row < num_rows; ++row) {
@@ -253,30 +247,20 @@ INSTANTIATE_TEST_SUITE_P(Kernels, StrictRowsAgain, ::testing::Values(64, 128, 25
 
 // What decides is the shape of a sequence. Needs no GPU.
 TEST(StrictRowsPlans, SplitKeysOfAnyNumberOfRows) {
-  const DeviceInfo device = device_from_text("sm90:132");
-  Problem p;
-  p.dtype = HEADRACE_BF16;
-  p.seqlen_k = 5000;
-  p.num_heads = 16;
-  p.num_kv_heads = 4;
+  Problem p = problem_of_5000_keys();
   p.strict_rows = 1;
-  const auto is_split = [&] {
-    const Plan plan = plan_attention(p, device);
-    EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
-    return std::string(plan.explain()).find("up to 5 splits of 2048 keys") != std::string::npos;
-  };
   for (const std::int64_t head_dim : {64, 128, 256})
     for (const std::int64_t queries : {1, 16, 17, 1000}) {
       p.head_dim = p.head_dim_v = head_dim;
       p.seqlen_q = queries;
       p.has_sinks = 0;
       p.softcap = 0;
-      EXPECT_TRUE(is_split()) << head_dim << " " << queries;
+      EXPECT_TRUE(are_split(p)) << head_dim << " " << queries;
       p.has_sinks = 1;
-      EXPECT_FALSE(is_split()) << head_dim << " " << queries;
+      EXPECT_FALSE(are_split(p)) << head_dim << " " << queries;
       p.has_sinks = 0;
       p.softcap = 30;
-      EXPECT_FALSE(is_split()) << head_dim << " " << queries;
+      EXPECT_FALSE(are_split(p)) << head_dim << " " << queries;
     }
 }
 
