@@ -256,7 +256,7 @@ inline constexpr Tile kStrict64 = merging(kTile64);
 inline constexpr Tile kStrict128 =
     merging(with_pingpong({128, 128, 128, 2, true, 1, true, false}, 2));
 inline constexpr Tile kStrict256 = merging(kTile256);
-// With the k-blocks of kFewRows128 prompts took 12 % longer.
+// With the k-blocks of kFewRows128 prompts took 6 % longer.
 inline constexpr Tile kFewStrict128 = few_rows({128, 128, 128, 1, false, 1, true, false});
 static_assert(kStrict64.keys == kFewRows64.keys && kTile64.keys == kFewRows64.keys &&
               kStrict128.keys == kFewStrict128.keys && kTile128.keys == kFewStrict128.keys &&
