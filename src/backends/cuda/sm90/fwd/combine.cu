@@ -1,5 +1,5 @@
-// Combines the partial results of a row whose keys are split, in the order of the keys. A warp has
-// a row, a lane four columns of each 128.
+// Combines the partial results of a row whose keys are split, from right to left as tiles that
+// merge theirs. A warp has a row, a lane four columns of each 128.
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/common/row_epilogue.cuh"
@@ -17,8 +17,8 @@ namespace {
 constexpr int kCombineWarps = 4, kColumnGroups = 2;  // up to 256 columns
 constexpr int kAtOnce = 8;                           // splits
 
-// merge_weights() of 32 splits, one after the other: lane i gets the shares of split i and of those
-// before it. `total`: the weight of all splits before, then with these.
+// merge_weights() of 32 splits, one after the other: lane i gets the shares of its split and of
+// those before it. `total`: the weight of all splits before, then with these.
 __device__ __forceinline__ MergeShares shares_of_lane(const SplitWeight& own, SplitWeight& total,
                                                       int lane) {
   float top = own.sum == 0 ? -HUGE_VALF : own.reference;
@@ -68,14 +68,14 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   SplitWeight total{-HUGE_VALF, 0};
   float4 value[kColumnGroups];
   for (float4& v : value) v = {-0.0f, -0.0f, -0.0f, -0.0f};  // which changes no first addend
-  for (int first_split = 0; first_split < splits; first_split += 32) {
-    const SplitWeight own = first_split + lane < splits
-                                ? weights[std::int64_t{first_split + lane} * x.rows]
-                                : SplitWeight{0, 0};
+  for (int done = 0; done < splits; done += 32) {
+    const auto split = [=](int i) { return std::int64_t{splits} - 1 - done - i; };
+    const SplitWeight own =
+        done + lane < splits ? weights[split(lane) * x.rows] : SplitWeight{0, 0};
     const MergeShares shares = shares_of_lane(own, total, lane);
     // O of several splits is on its way at once. That of a split in which the row sees no key is
     // not written.
-    for (int at = 0; at < min(32, splits - first_split); at += kAtOnce) {
+    for (int at = 0; at < min(32, splits - done); at += kAtOnce) {
       float4 o[kAtOnce][kColumnGroups];
       float sum[kAtOnce];
 #pragma unroll
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
         for (int c = 0; c < kColumnGroups; ++c)
           if (sum[i] != 0 && c * 128 + lane * 4 < columns)
             o[i][c] = *reinterpret_cast<const float4*>(
-                out + std::int64_t{first_split + at + i} * x.rows * columns + c * 128);
+                out + split(at + i) * x.rows * columns + c * 128);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

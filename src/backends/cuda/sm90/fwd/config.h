@@ -32,7 +32,7 @@ struct Tile {
   int q_fragments = 0;       // 16-column fragments of Q in registers; the rest is in shared memory
   bool splits_keys = false;  // may have a part of the keys (SplitArgs)
   int ctas = 1;              // of a multiprocessor
-  bool merges_splits = false;  // has all parts of its keys, one after the other (SplitArgs)
+  bool merges_splits = false;  // sums the splits of its keys apart and merges them (SplitArgs)
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -43,7 +43,7 @@ inline constexpr int kTileInfoStages = 4;  // tiles that are published, computed
 
 // What the scheduler publishes about a tile, in shared memory.
 struct alignas(16) TileInfo {
-  int tile;  // its number, with kRecompute the second time, and kOneByOne; or kFlush, kEnd
+  int tile;                      // its number, with kRecompute the second time; or kFlush, kEnd
   int k_block_max, k_block_min;      // k-blocks [min, max), computed from right to left
   int unmasked_begin, unmasked_end;  // k-blocks [begin, end) that every row sees as a whole
   int seqlen_k;
@@ -55,17 +55,12 @@ struct alignas(16) TileInfo {
   int kv_head;
   int tensor_batch;  // index into the batch axis of the tensors; ragged: 0
   // [4 * warpgroups] bit r of word w: row r of warp w. From the scheduler: the rows to write of a
-  // tile that is recomputed. To the scheduler: the rows that need it. With kOneByOne without
-  // kRecompute both: consumers always write them.
+  // tile that is recomputed. To the scheduler: the rows that need it.
   std::uint32_t recompute_rows[12];
-  int part;  // of merges_splits: kFirstPart, kLastPart
-  std::uint32_t unused[3];
+  std::uint32_t unused[4];
 };
 static_assert(sizeof(TileInfo) == 128);
 inline constexpr int kRecompute = 1 << 30;
-// Of a tile that merges splits: its parts once more, for some rows, each waited for.
-inline constexpr int kOneByOne = 1 << 29;
-inline constexpr int kFirstPart = 1, kLastPart = 2;
 inline constexpr int kEnd = -1;    // no more tiles
 inline constexpr int kFlush = -2;  // finish the current tile, then read the next TileInfo
 
@@ -87,12 +82,14 @@ constexpr int split_of(int key) {
   return key < kLongSplitsBegin ? key / kShortSplitKeys
                                 : kNumShortSplits + (key - kLongSplitsBegin) / kSplitKeys;
 }
-// What a warpgroup has merged of its rows: O in float, and the weights of its keys.
+// The first k-block of the split that k-block n belongs to.
+constexpr int first_block_of_split(const Tile& t, int n) {
+  return split_begin(split_of(n * t.keys)) / t.keys;
+}
+// What a warpgroup has merged of its rows: O in float, and the weights of its keys. In shared
+// memory where there is room, else in the workspace.
 constexpr int merged_bytes(const Tile& t) { return kGroupRows * (4 * t.head_dim_v + 8); }
-// In shared memory where there is room for what comes part after part. What is computed one by one
-// has an area of a CTA in the workspace, and without that room the other has one, too.
 constexpr bool merges_in_smem(const Tile& t) { return t.merges_splits && t.head_dim_v <= 128; }
-constexpr int merged_areas(const Tile& t) { return merges_in_smem(t) ? 1 : 2; }
 constexpr int num_splits(int seqlen_k) { return seqlen_k > 0 ? split_of(seqlen_k - 1) + 1 : 0; }
 
 constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
@@ -105,17 +102,10 @@ constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
 // thread, and can only redistribute those: 168 * 3 = 504 = 24 + 2 * 240,
 // 128 * 4 = 512 = 32 + 3 * 160 and, with masks, 24 + 2 * 208 + 72. With a larger sum setmaxnreg
 // never returns. With one consumer a thread begins with the registers of that one, or, of two CTAs,
-// with half of them: 128 * 2 = 24 + 232. A scheduler that merges splits gets some where the
-// consumers have them to spare: 504 = 40 + 2 * 232.
-constexpr bool has_large_scheduler(const Tile& t) { return merges_in_smem(t) && t.warpgroups == 2; }
-constexpr int producer_registers(const Tile& t) {
-  return has_large_scheduler(t) ? 40 : t.warpgroups <= 2 ? 24 : 32;
-}
+// with half of them: 128 * 2 = 24 + 232.
+constexpr int producer_registers(const Tile& t) { return t.warpgroups <= 2 ? 24 : 32; }
 constexpr int consumer_registers(const Tile& t) {
-  return t.has_mask_warpgroup                    ? 208
-         : t.ctas == 2 || has_large_scheduler(t) ? 232
-         : t.warpgroups <= 2                     ? 240
-                                                 : 160;
+  return t.has_mask_warpgroup ? 208 : t.ctas == 2 ? 232 : t.warpgroups <= 2 ? 240 : 160;
 }
 constexpr int mask_registers(const Tile& t) { return t.has_mask_warpgroup ? 72 : 0; }
 constexpr int launch_registers(const Tile& t) {

@@ -23,7 +23,13 @@ struct RowResults {
   bool exists[2], needs_recompute[2];
   bool has_row_max_ref[2];  // kHasBias: set if the row has seen a key with a finite score
   u32 rows;                 // of the warp, to be written: bit r for row r
-  SplitWeight weight[2];    // of parts that are merged
+};
+
+// Of the thread's two rows, when all P of a split are known.
+struct SplitResults {
+  SplitWeight weight[2];
+  float factor[2];  // for O, so that it is the mean of the values
+  bool overflows[2];
 };
 
 template <Tile kTile, class Element, ScoreMod kScoreMod>
@@ -36,38 +42,31 @@ class Epilogue {
 
   // The lse, and the factors for O. Does not depend on O, so it runs beside the last P V.
   // is_recompute: writes only the rows that needed it. The lse of such a row is written again by
-  // the same thread. That of parts that are merged is written with O.
+  // the same thread. That of merged splits is written with O.
   __device__ __forceinline__ RowResults finish_rows(const WorkTile& work, const SoftmaxState& state,
                                                     bool is_recompute) const {
     const TileOrigin at = ctx_.origin(work);
     RowResults results;
     results.rows = is_recompute ? load_shared(recompute_rows_address(work)) : 0xffffu;
-    if constexpr (kTile.merges_splits)
-      if (is_one_by_one(work)) results.rows = load_shared(recompute_rows_address(work));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const float sum = row_sum(state, r);
       const float row_max_ref = state.row_max_ref[r];
       const int row = ctx_.group_row(r), query = ctx_.query_of(row), head = ctx_.head_of(at, row);
       RowEpilogue end = row_epilogue(ctx_.p.rows.sinks, ctx_.p.scores.params.keep_factor, head,
                                      row_max_ref, sum, state.max_score[r]);
-      // As lse_of() of a part. Known of a recomputed tile alone.
+      // As lse_of() of a split. Known of a recomputed tile alone.
       if constexpr (kScoreMod == ScoreMod::plain)
         if (row_max_ref == INFINITY && fabsf(state.max_score[r]) < INFINITY)
           end.lse = state.max_score[r];
       results.factor[r] = end.factor;
       results.exists[r] = ctx_.row_exists(at, row, query);
-      results.needs_recompute[r] =
-          !(sum <= kMaxSum) || (fabsf(row_max_ref) > kMaxRowMaxRef && row_max_ref != -INFINITY);
+      results.needs_recompute[r] = overflows(row_max_ref, sum);
       // row_max_ref was far too high: all P were tiny.
       if constexpr (kScoreMod == ScoreMod::alibi)
         results.needs_recompute[r] |= sum < kMinSum && row_max_ref != -INFINITY;
       if constexpr (kHasBias) results.has_row_max_ref[r] = row_max_ref != -INFINITY;
-      if constexpr (kTile.merges_splits) {
-        results.weight[r] = {split_reference(row_max_ref, state.max_score[r]), sum};
-      } else if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
+      if ((ctx_.lane & 3) == 0 && is_written(results, r)) {
         if (has_splits())
           ctx_.p.splits.weights[partial_row(work, at, row)] = {
               split_reference(row_max_ref, state.max_score[r]), sum};
@@ -85,12 +84,102 @@ class Epilogue {
       if (ctx_.p.scores.bias.data != nullptr) find_overflowed_bias(work, results);
     if (has_splits()) {
       store_partial(work, results, o, is_recompute);
-    } else if constexpr (kTile.merges_splits) {
-      if (merge_part(work, results, o, is_recompute))
-        store_rows(work, results, o, is_recompute || is_one_by_one(work));
     } else {
       store_rows(work, results, o, is_recompute);
     }
+    ctx_.arrive_tile_done(work);
+  }
+
+  // ---- splits that are merged
+  // Does not depend on O, so it runs beside the last P V of the split.
+  __device__ __forceinline__ SplitResults finish_split(const SoftmaxState& state) const {
+    SplitResults split;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = row_sum(state, r), row_max_ref = state.row_max_ref[r];
+      split.weight[r] = {split_reference(row_max_ref, state.max_score[r]), sum};
+      split.factor[r] = sum == 0.0f ? 0.0f : rcp_approx(sum);  // as row_epilogue()
+      split.overflows[r] = overflows(row_max_ref, sum);
+    }
+    return split;
+  }
+  // O becomes the mean of the values, and `overflows` that of all threads of a row, by the
+  // condition of store_partial().
+  __device__ __forceinline__ void normalise(SplitResults& split, O& o) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      u32 zero = 0;
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; ++j) {
+        float &x = o[4 * j + 2 * r], &y = o[4 * j + 2 * r + 1];
+        x *= split.factor[r], y *= split.factor[r];
+        zero = Element::times_zero_plus(Element::pack(x, y), zero);
+      }
+      split.overflows[r] = of_row(split.overflows[r] || zero != 0);
+    }
+  }
+  // O and the weights become those of the split and of all to its right, which are kept for the
+  // next split unless this is the last. Of rows that do not count, they are those to its right.
+  __device__ __forceinline__ void merge(SplitResults& split, O& o, const bool (&counts)[2],
+                                        bool is_first, bool is_last) const {
+    MergeShares shares[2];
+    bool is_skipped[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      SplitWeight all = is_first ? SplitWeight{-HUGE_VALF, 0.0f} : load_weight(ctx_.group_row(r));
+      is_skipped[r] = !counts[r] || split.weight[r].sum == 0.0f;
+      shares[r] = {1.0f, 0.0f};
+      if (!is_skipped[r]) shares[r] = merge_weights(all, split.weight[r]);
+      split.weight[r] = all;
+    }
+    // A value that no row sees may be a NaN.
+    if (__any_sync(0xffffffffu, is_skipped[0] || is_skipped[1])) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i)
+        if (is_skipped[i / 2 % 2]) o[i] = 0.0f;
+    }
+    if (!is_first) {
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; ++j) {
+        float before[4];
+        load_merged(j, before);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          o[4 * j + i] = merged(before[i], o[4 * j + i], shares[i / 2]);
+      }
+    }
+    if (is_last) return;
+    __syncwarp();  // all have read the weights
+    if ((ctx_.lane & 3) == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) store_weight(ctx_.group_row(r), split.weight[r]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kDimV / 8; ++j) store_merged(j, o);
+  }
+  // A row that overflows in some split gets a sum of NaN, so that it is reported behind the last.
+  static __device__ __forceinline__ void mark_overflows(SplitResults& split) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (split.overflows[r]) split.weight[r].sum = NAN;
+  }
+  // Behind the last merge.
+  __device__ __forceinline__ void store_merged_rows(const WorkTile& work, const SplitResults& split,
+                                                    const O& o, bool is_recompute) {
+    const TileOrigin at = ctx_.origin(work);
+    RowResults results;
+    results.rows = is_recompute ? load_shared(recompute_rows_address(work)) : 0xffffu;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = ctx_.group_row(r), query = ctx_.query_of(row), head = ctx_.head_of(at, row);
+      results.factor[r] = 1.0f;
+      results.exists[r] = ctx_.row_exists(at, row, query);
+      results.needs_recompute[r] = !(split.weight[r].sum <= HUGE_VALF);
+      if ((ctx_.lane & 3) == 0 && is_written(results, r))
+        write_lse(work, at, query, head, lse_of(split.weight[r]));
+    }
+    store_rows(work, results, o, is_recompute);
     ctx_.arrive_tile_done(work);
   }
 
@@ -121,6 +210,15 @@ class Epilogue {
   static constexpr int kDimV = kTile.head_dim_v;
   static constexpr bool kHasBias = kScoreMod == ScoreMod::bias || kScoreMod == ScoreMod::general;
 
+  // ---- sums of rows
+  static __device__ __forceinline__ float row_sum(const SoftmaxState& state, int r) {
+    const float sum = state.sum[r] + __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+  }
+  static __device__ __forceinline__ bool overflows(float row_max_ref, float sum) {
+    return !(sum <= kMaxSum) || (fabsf(row_max_ref) > kMaxRowMaxRef && row_max_ref != -INFINITY);
+  }
+
   // ---- rows to recompute
   // A row that sees keys and has no row_max_ref: its bias is near the least float, and overflowed
   // when it was multiplied by log2 e. (Or a mask hides all keys: the recompute pass finds the
@@ -139,16 +237,11 @@ class Epilogue {
            4 * (4 * ctx_.group + ctx_.warp);
   }
   // Writes the warp's rows to recompute into the TileInfo, for the scheduler, and returns them.
-  // is_asked: also where there are none, as the scheduler's rows are in their place.
   __device__ __forceinline__ u32 report_recompute_rows(const WorkTile& work,
-                                                       const RowResults& results,
-                                                       bool is_asked = false) const {
-    const auto is_candidate = [&](int r) {
-      return is_asked ? is_written(results, r) : results.exists[r];
-    };
-    const bool needs[2] = {is_candidate(0) && results.needs_recompute[0],
-                           is_candidate(1) && results.needs_recompute[1]};
-    if (!is_asked && !__any_sync(0xffffffffu, needs[0] || needs[1])) [[likely]]
+                                                       const RowResults& results) const {
+    const bool needs[2] = {results.exists[0] && results.needs_recompute[0],
+                           results.exists[1] && results.needs_recompute[1]};
+    if (!__any_sync(0xffffffffu, needs[0] || needs[1])) [[likely]]
       return 0;
     const u32 mine =
         (needs[0] ? 1u << ctx_.lane / 4 : 0) | (needs[1] ? 1u << (ctx_.lane / 4 + 8) : 0);
@@ -177,120 +270,58 @@ class Epilogue {
     const std::int64_t head = std::int64_t{at.batch} * ctx_.p.tiles.tile_heads + at.head;
     return (head * x.max_splits + split) * x.rows + row;
   }
-  static __device__ __forceinline__ bool is_one_by_one(const WorkTile& work) {
-    return (work.tile & kOneByOne) != 0;
-  }
   // What the warpgroup has merged: 16 bytes of each thread for neighbouring columns of its two
-  // rows, then the weights of its rows. In shared memory or in the workspace.
-  __device__ __forceinline__ unsigned char* merged_area(bool is_one_by_one) const {
-    if (merges_in_smem(kTile) && !is_one_by_one)
-      return static_cast<unsigned char*>(__cvta_shared_to_generic(
-          ctx_.smem + kSmem.offset_merged + ctx_.group * merged_bytes(kTile)));
-    constexpr int kAreas = merged_areas(kTile);
-    const int cta_area = static_cast<int>(blockIdx.x) * kAreas + (is_one_by_one ? kAreas - 1 : 0);
+  // rows, then the weights of its rows.
+  __device__ __forceinline__ u32 merged_smem() const {
+    return ctx_.smem + static_cast<u32>(kSmem.offset_merged + ctx_.group * merged_bytes(kTile));
+  }
+  __device__ __forceinline__ unsigned char* merged_workspace() const {
     return reinterpret_cast<unsigned char*>(ctx_.p.splits.out) +
-           (std::int64_t{cta_area} * kTile.warpgroups + ctx_.group) * merged_bytes(kTile);
+           (std::int64_t{blockIdx.x} * kTile.warpgroups + ctx_.group) * merged_bytes(kTile);
   }
-  // Whether the part was the last one: O and the factors are then those of all parts.
-  //
-  // A row that must be recomputed in some part gets a sum of NaN, so that it is reported with the
-  // last part. Its parts then come one by one: each is merged, or reported and merged when it has
-  // been recomputed.
-  __device__ __forceinline__ bool merge_part(const WorkTile& work, RowResults& results, O& o,
-                                             bool is_recompute) {
-    const int part = ctx_.info(work, offsetof(TileInfo, part));
-    const bool is_last = (part & kLastPart) != 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      u32 zero = 0;  // as in store_partial()
-#pragma unroll
-      for (int j = 0; j < kDimV / 8; ++j) {
-        float &x = o[4 * j + 2 * r], &y = o[4 * j + 2 * r + 1];
-        x *= results.factor[r], y *= results.factor[r];
-        zero = Element::times_zero_plus(Element::pack(x, y), zero);
-      }
-      results.needs_recompute[r] =
-          of_row(!is_recompute && (results.needs_recompute[r] || zero != 0));
-    }
-    if (is_one_by_one(work) && !is_recompute)
-      results.rows &= ~report_recompute_rows(work, results, true);
-    const bool is_kept[2] = {is_written(results, 0), is_written(results, 1)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (results.needs_recompute[r]) results.weight[r].sum = NAN;
-    unsigned char* const area = merged_area(is_one_by_one(work));
-    merge_rows(area, (part & kFirstPart) != 0, is_last, is_kept, results.weight, o);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      results.factor[r] = 1.0f;
-      results.needs_recompute[r] = !is_recompute && !(results.weight[r].sum <= HUGE_VALF);
-    }
-    if (is_last) write_merged_lse(work, results);
-    return is_last;
+  static __device__ __forceinline__ int merged_offset(int j) {
+    return 16 * (128 * j + (static_cast<int>(threadIdx.x) & 127));
   }
-  // O and the weights become those of the parts before and of this one, which are kept for the
-  // next. Rows that are not to be kept have the parts before.
-  __device__ __forceinline__ void merge_rows(unsigned char* area, bool is_first, bool is_last,
-                                             const bool (&is_kept)[2], SplitWeight (&weight)[2],
-                                             O& o) const {
-    const int thread = static_cast<int>(threadIdx.x) & 127;
-    auto* const columns = reinterpret_cast<float4*>(area) + thread;
-    auto* const weights = reinterpret_cast<float2*>(area + kGroupRows * kDimV * 4);
-    MergeShares shares[2];
-    SplitWeight before[2];
-    bool is_alone[2], is_empty[2];
+  static __device__ __forceinline__ int weight_offset(int row) {
+    return kGroupRows * kDimV * 4 + 8 * row;
+  }
+  __device__ __forceinline__ void load_merged(int j, float (&x)[4]) const {
+    Chunk c;
+    if constexpr (merges_in_smem(kTile))
+      c = load_chunk(merged_smem() + static_cast<u32>(merged_offset(j)));
+    else
+      c = *reinterpret_cast<const Chunk*>(merged_workspace() + merged_offset(j));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float2 x = is_first ? float2{-HUGE_VALF, 0} : weights[ctx_.group_row(r)];
-      SplitWeight all = before[r] = {x.x, x.y};
-      is_alone[r] = all.sum == 0, is_empty[r] = weight[r].sum == 0;
-      shares[r] = merge_weights(all, weight[r]);
-      if (!is_alone[r] && !is_empty[r]) weight[r] = all;
-      if (is_empty[r]) weight[r] = before[r];
-    }
-    __syncwarp();  // all have read the weights
+    for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(c.words[i]);
+  }
+  __device__ __forceinline__ void store_merged(int j, const O& o) const {
+    Chunk c;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (!is_last && (ctx_.lane & 3) == 0) {
-        const SplitWeight& x = is_kept[r] ? weight[r] : before[r];
-        weights[ctx_.group_row(r)] = {x.reference, x.sum};
-      }
-#pragma unroll
-    for (int j = 0; j < kDimV / 8; ++j) {
-      float old[4] = {};
-      if (!is_first) {
-        const float4 x = columns[128 * j];
-        old[0] = x.x, old[1] = x.y, old[2] = x.z, old[3] = x.w;
-      }
-      float kept[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = i / 2;
-        float& x = o[4 * j + i];
-        const float both = merged(old[i], x, shares[r]);
-        x = is_empty[r] ? old[i] : is_alone[r] ? x : both;
-        kept[i] = is_kept[r] ? x : old[i];
-      }
-      if (!is_last) columns[128 * j] = {kept[0], kept[1], kept[2], kept[3]};
-    }
-    __syncwarp();
+    for (int i = 0; i < 4; ++i) c.words[i] = __float_as_uint(o[4 * j + i]);
+    if constexpr (merges_in_smem(kTile))
+      store_chunk(merged_smem() + static_cast<u32>(merged_offset(j)), c);
+    else
+      *reinterpret_cast<Chunk*>(merged_workspace() + merged_offset(j)) = c;
+  }
+  __device__ __forceinline__ SplitWeight load_weight(int row) const {
+    float2 x;
+    if constexpr (merges_in_smem(kTile))
+      x = load_shared2(merged_smem() + static_cast<u32>(weight_offset(row)));
+    else
+      x = *reinterpret_cast<const float2*>(merged_workspace() + weight_offset(row));
+    return {x.x, x.y};
+  }
+  __device__ __forceinline__ void store_weight(int row, const SplitWeight& x) const {
+    if constexpr (merges_in_smem(kTile))
+      store_shared2(merged_smem() + static_cast<u32>(weight_offset(row)), x.reference, x.sum);
+    else
+      *reinterpret_cast<float2*>(merged_workspace() + weight_offset(row)) = {x.reference, x.sum};
   }
   // Whether a thread of the row says so.
   static __device__ __forceinline__ bool of_row(bool x) {
     const int mine = x ? 1 : 0;
     const int both = mine | __shfl_xor_sync(0xffffffffu, mine, 1);
     return (both | __shfl_xor_sync(0xffffffffu, both, 2)) != 0;
-  }
-  __device__ __forceinline__ void write_merged_lse(const WorkTile& work,
-                                                   const RowResults& results) const {
-    if ((ctx_.lane & 3) != 0) return;
-    const TileOrigin at = ctx_.origin(work);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!is_written(results, r)) continue;
-      const int row = ctx_.group_row(r);
-      write_lse(work, at, ctx_.query_of(row), ctx_.head_of(at, row), lse_of(results.weight[r]));
-    }
   }
   // In float. Rows to recompute are written as well: the same thread writes them again.
   __device__ __forceinline__ void store_partial(const WorkTile& work, RowResults& results,

@@ -163,7 +163,7 @@ std::int64_t num_partial_rows(const Problem& p, const TileParams& tiles, const S
 std::int64_t num_split_floats(const Problem& p, const Tile& tile, const TileParams& tiles,
                               const SplitArgs& x, std::int64_t num_ctas) {
   if (tile.merges_splits)
-    return num_ctas * merged_areas(tile) * tile.warpgroups * merged_bytes(tile) / 4;
+    return merges_in_smem(tile) ? 0 : num_ctas * tile.warpgroups * merged_bytes(tile) / 4;
   return num_partial_rows(p, tiles, x) * (p.head_dim_v + 2);
 }
 

@@ -61,6 +61,20 @@ __device__ void for_each_tile(const Params& p, u32 smem, Load load) {
   }
 }
 
+// Calls load(n) for the k-blocks of a tile, from right to left. A tile that merges its splits and is
+// recomputed has those of each split twice.
+template <Tile kTile, class Load>
+__device__ __forceinline__ void for_each_k_block(int tile, int n_max, int n_min, Load load) {
+  const bool has_twice = kTile.merges_splits && (tile & kRecompute) != 0;
+  bool is_again = false;
+  for (int end = n_max; end > n_min;) {
+    const int begin = has_twice ? max(first_block_of_split(kTile, end - 1), n_min) : n_min;
+    for (int n = end - 1; n >= begin; --n) load(n);
+    is_again = has_twice && !is_again;
+    if (!is_again) end = begin;
+  }
+}
+
 template <Tile kTile, bool kHasPages>
 class QkProducer {
  public:
@@ -76,11 +90,13 @@ class QkProducer {
       const int batch = kHasPages ? info(offsetof(TileInfo, tensor_batch)) : keys.batch;
       // A Q with one buffer waits for the last S of the tile before; the first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
-      if (!kQWaits && arrives<kHasPages>()) load_q(row_q, head, batch);
-      for (int n = n_max - 1; n >= n_min; --n) {
+      bool has_q = !kQWaits;
+      if (has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
+      for_each_k_block<kTile>(info(offsetof(TileInfo, tile)), n_max, n_min, [&](int n) {
         load_k(info, keys, n);
-        if (kQWaits && arrives<kHasPages>() && n == n_max - 1) load_q(row_q, head, batch);
-      }
+        if (!has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
+        has_q = true;
+      });
     });
   }
 
@@ -147,7 +163,7 @@ struct VProducer {
       const u32 barriers = smem + kSmem.offset_barriers;
       [[maybe_unused]] KeyOrigin keys{};
       if constexpr (!kHasPages) keys = key_origin(info);
-      for (int n = n_max - 1; n >= n_min; --n, v.next()) {
+      for_each_k_block<kTile>(info(offsetof(TileInfo, tile)), n_max, n_min, [&](int n) {
         const u32 to = smem + kSmem.offset_v + v.stage * kSmem.v_stage;
         const u32 full = barriers + 8 * (kBarriers.v_full + v.stage);
         const u32 empty = barriers + 8 * (kBarriers.v_empty + v.stage);
@@ -157,7 +173,8 @@ struct VProducer {
         else
           load_stage<kAtoms>(to, kTile.keys, maps.v, kEvictLast, full, empty, v.parity, 0,
                              keys.row + n * kTile.keys, keys.kv_head, keys.batch);
-      }
+        v.next();
+      });
     });
   }
 };
@@ -216,7 +233,10 @@ class Consumer {
         epilogue_.store_empty(work);
         work = next_tile();
       } else if (!kIsGeneral && work.is_recompute()) {
-        recompute_tile(work);
+        if constexpr (kTile.merges_splits)
+          recompute_splits(work);
+        else
+          recompute_tile(work);
         work = next_tile();
       } else {
         compute_tiles(work);
@@ -257,18 +277,28 @@ class Consumer {
     WorkTile next;
     if constexpr (kTile.overlaps_tiles) next = next_tile();
     for (;;) {
-      for (int n = work.k_block_max - 2; n >= work.k_block_min; --n) iterate(work, n);
+      if constexpr (kTile.merges_splits) {
+        iterate_splits(work);
+      } else {
+        for (int n = work.k_block_max - 2; n >= work.k_block_min; --n) iterate(work, n);
+      }
       if constexpr (!kTile.overlaps_tiles) break;
       if (!next.can_overlap()) break;
       transition(work, next);
     }
     // Epilogue: the last P V, beside it the row sums and the lse; then O.
     issue_pv();
-    const bool is_recompute = kIsGeneral && work.is_recompute();
-    const RowResults results = epilogue_.finish_rows(
-        work, is_recompute ? state_of(precise_) : state_of(softmax_), is_recompute);
-    finish_pv();
-    epilogue_.store(work, results, o_, is_recompute);
+    if constexpr (kTile.merges_splits) {
+      SplitResults split = epilogue_.finish_split(state_of(softmax_));
+      finish_pv();
+      store_splits(work, split);
+    } else {
+      const bool is_recompute = kIsGeneral && work.is_recompute();
+      const RowResults results = epilogue_.finish_rows(
+          work, is_recompute ? state_of(precise_) : state_of(softmax_), is_recompute);
+      finish_pv();
+      epilogue_.store(work, results, o_, is_recompute);
+    }
     work = kTile.overlaps_tiles ? next : next_tile();
   }
 
@@ -338,6 +368,46 @@ class Consumer {
     return scores_.online_softmax(softmax_, s_, work, n, factor);
   }
 
+  // The k-blocks of a tile that merges its splits, without the first and the last P V.
+  __device__ __forceinline__ void iterate_splits(const WorkTile& work) {
+    for (int n = work.k_block_max - 2;;) {
+      const int begin = max(first_block_of_split(kTile, n + 1), work.k_block_min);
+      for (; n >= begin; --n) iterate(work, n);
+      if (n < work.k_block_min) return;
+      begin_split(work, n--);
+    }
+  }
+  // An iteration in which k-block n is the first of a split, and k-block n + 1 the last of another.
+  __device__ __forceinline__ void begin_split(const WorkTile& work, int n) {
+    pingpong_wait();
+    issue_s();
+    issue_pv();
+    pingpong_arrive();
+    SplitResults split = epilogue_.finish_split(state_of(softmax_));
+    wgmma_wait_group<1>();
+    finish_s(work, n);
+    scores_.make_scores(s_, work, n);
+    scores_.first_softmax(softmax_, s_, work, n);
+    softmax_.pin_exponentials();
+    finish_pv();
+    pack_p();
+    scale_d_ = 0;
+    merge_split(split, is_first_split(work, n + 1), false);
+  }
+  static __device__ __forceinline__ bool is_first_split(const WorkTile& work, int n) {
+    return n >= first_block_of_split(kTile, work.k_block_max - 1);
+  }
+  __device__ __forceinline__ void merge_split(SplitResults& split, bool is_first, bool is_last) {
+    epilogue_.normalise(split, o_);
+    epilogue_.mark_overflows(split);
+    epilogue_.merge(split, o_, {true, true}, is_first, is_last);
+  }
+  // Behind the last P V of a tile.
+  __device__ __forceinline__ void store_splits(const WorkTile& work, SplitResults& split) {
+    merge_split(split, is_first_split(work, work.k_block_min), true);
+    epilogue_.store_merged_rows(work, split, o_, false);
+  }
+
   // The last P V of a tile beside the first S and softmax of the next.
   __device__ __forceinline__ void transition(WorkTile& work, WorkTile& next) {
     const int n = next.k_block_max - 1;
@@ -352,7 +422,12 @@ class Consumer {
     pingpong_arrive();
     // Row sums and lse of this tile; wait for S, release K; softmax of the next tile. All under P
     // V.
-    const RowResults results = epilogue_.finish_rows(work, state_of(softmax_), false);
+    [[maybe_unused]] RowResults results;
+    [[maybe_unused]] SplitResults split;
+    if constexpr (kTile.merges_splits)
+      split = epilogue_.finish_split(state_of(softmax_));
+    else
+      results = epilogue_.finish_rows(work, state_of(softmax_), false);
     wgmma_wait_group<1>();
     finish_s(next, n);
     scores_.make_scores(s_, next, n);
@@ -367,7 +442,10 @@ class Consumer {
     pack_p();
     scale_d_ = 0;
     // Store O of this tile.
-    epilogue_.store(work, results, o_, false);
+    if constexpr (kTile.merges_splits)
+      store_splits(work, split);
+    else
+      epilogue_.store(work, results, o_, false);
     zero_v_tail(next, n);
     work = next;
     next = after;
@@ -395,6 +473,56 @@ class Consumer {
     const RowResults results = epilogue_.finish_rows(work, state_of(precise_), true);
     finish_pv();
     epilogue_.store(work, results, o_, true);
+  }
+
+  // The same for a tile that merges its splits: each is computed as before and, for the rows that
+  // overflow in it, once more.
+  __device__ __forceinline__ void recompute_splits(const WorkTile& work) {
+    wait_q();
+    SplitResults split;
+    for (int end = work.k_block_max; end > work.k_block_min;) {
+      const int begin = max(first_block_of_split(kTile, end - 1), work.k_block_min);
+      recompute_blocks(work, end, begin, [&](int n, float (&factor)[2]) {
+        if (n != end - 1) return scores_.online_softmax(softmax_, s_, work, n, factor);
+        scores_.make_scores(s_, work, n);
+        scores_.first_softmax(softmax_, s_, work, n);
+        return false;
+      });
+      split = epilogue_.finish_split(state_of(softmax_));
+      epilogue_.normalise(split, o_);
+      const bool is_again[2] = {split.overflows[0], split.overflows[1]};
+      epilogue_.merge(split, o_, {!is_again[0], !is_again[1]}, end == work.k_block_max, false);
+      precise_.init();
+      recompute_blocks(work, end, begin, [&](int n, float (&factor)[2]) {
+        scores_.make_exact_scores(s_, work, n);
+        precise_.update(s_, scores_.exact_to_log2(), factor);
+        return n != end - 1;
+      });
+      split = epilogue_.finish_split(state_of(precise_));
+      epilogue_.normalise(split, o_);
+      epilogue_.merge(split, o_, is_again, false, begin == work.k_block_min);
+      end = begin;
+    }
+    release_q();
+    epilogue_.store_merged_rows(work, split, o_, true);
+  }
+  // O of k-blocks [begin, end). make_p(n, factor): S becomes P; whether O must be multiplied.
+  template <class MakeP>
+  __device__ __forceinline__ void recompute_blocks(const WorkTile& work, int end, int begin,
+                                                   MakeP make_p) {
+    for (int n = end - 1; n >= begin; --n) {
+      issue_s();
+      wgmma_wait_group<0>();
+      warpgroup_fence_operand(s_);
+      release(kBarriers.k_empty, k_);
+      float factor[2];
+      if (make_p(n, factor)) rescale(o_, factor);
+      pack_p();
+      scale_d_ = n == end - 1 ? 0 : 1;
+      if (n == work.k_block_max - 1) zero_v_tail(work, n);
+      issue_pv();
+      finish_pv();
+    }
   }
 
   // ---- its parts

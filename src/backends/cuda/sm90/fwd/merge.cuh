@@ -1,6 +1,6 @@
-// Merges the parts of a row's keys, one after the other in the order of the keys: in the kernel,
-// where a tile has all of them, or behind it (combine.cu). Both give equal bits, so what several
-// code paths compute is rounded explicitly: the compiler would fuse some of it.
+// Merges the splits of a row's keys, one after the other from right to left: in the kernel, where a
+// tile has all of them, or behind it (combine.cu). Both give equal bits, so what several code paths
+// compute is rounded explicitly: the compiler would fuse some of it.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ float reference_factor(float from, float to) {
   return from == to ? 1.0f : exp2f(4 * (from - to));
 }
 
-// Shares of the means of two parts in that of both, of which some row sees a key.
+// Shares of the means of two splits in that of both, of which some row sees a key.
 struct MergeShares {
   float before, next;
 };

@@ -46,9 +46,8 @@ inline constexpr float kLargestReference = 0x1p126f;  // above it: half a score
 // Few rows over many keys: a tile has the keys of a split (config.h) and leaves a partial result, O
 // and its weight. Where splits begin depends on no length, so the bits of a row do not either.
 //
-// With strict_rows a tile of more rows has its splits one after the other and merges them in the
-// same order (merge.cuh), in shared memory or in `out`: [num_ctas, merged_areas(), warpgroups,
-// merged_bytes()] bytes.
+// With strict_rows a tile of more rows sums its splits apart and merges them in the same order
+// (merge.cuh), in shared memory or in `out`: [num_ctas, warpgroups, merged_bytes()] bytes.
 struct SplitArgs {
   int max_splits;        // of a sequence; 0: tiles have all keys
   int rows;              // of a tile, at most

@@ -51,109 +51,23 @@ class Scheduler {
   __device__ void run() {
     if (p_.has_device_lengths != 0) griddep_wait();  // reads cu_seqlens, seqused_k
     tile_ = static_cast<int>(blockIdx.x);
-    if constexpr (kTile.merges_splits)
-      run_parts();
-    else
-      run_tiles();
+    while (tile_ < p_.tiles.num_tiles && find(tile_)) {
+      publish(tile_, 0);
+      advance();
+      while (num_pending_ == kTileInfoStages - 1) retire();
+    }
+    publish(kFlush, 0);
+    if (p_.tile_counter != nullptr) counter_.close();
+    is_flushing_ = true;
+    // A pending tile may have to be recomputed. kFlush, the last one, is never recomputed.
+    while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) retire();
+    publish(kEnd, 0);
   }
 
  private:
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kWarps = 4 * kTile.warpgroups;
-
-  __device__ void run_tiles() {
-    while (tile_ < p_.tiles.num_tiles && find(tile_)) {
-      publish(tile_, 0);
-      advance();
-      while (num_pending_ == kTileInfoStages - 1) recompute(retire());
-    }
-    publish(kFlush, 0);
-    if (p_.tile_counter != nullptr) counter_.close();
-    is_flushing_ = true;
-    // A pending tile may have to be recomputed. kFlush, the last one, is never recomputed.
-    while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) recompute(retire());
-    publish(kEnd, 0);
-  }
-
-  // Tiles that merge their splits: part after part. Rows that were reported with the last part of
-  // their tile are computed once more, part by part, each when the one before is done; what the
-  // next tile has merged so far stays where it is. One place publishes and one retires: the code is
-  // there once, as instructions of this warp displace those of the consumers.
-  __device__ void run_parts() {
-    int next_split = 0;  // of tile_
-    // A pass over the pending tiles reports no more than these. (Not in the object, all of which
-    // would lie in local memory with them.)
-    Report redo[kTileInfoStages];
-    int num_redo = 0, redo_idx = 0, redo_split = 0;
-    u32 reported = 0;  // by the last part that was computed one by one
-    bool is_redo = false, is_again = false, is_last_redo = false;
-    bool drains = false, has_ended = false;
-    int found = -1;  // the tile that was found last
-    SplitRange splits{};
-    for (;;) {
-      int tile = has_ended ? kEnd : kFlush, part = 0;
-      u32 rows = 0;
-      const int wanted = is_redo ? redo[redo_idx].tile : tile_;
-      bool has_tile = !drains && !has_ended && (is_redo || tile_ < p_.tiles.num_tiles);
-      if (has_tile && wanted != found) {
-        has_tile = find(wanted);
-        found = has_tile ? wanted : -1;
-        splits = splits_of_tile();
-      }
-      bool is_last = false;
-      if (has_tile) {
-        split_ = max(is_redo ? redo_split : next_split, splits.first);
-        is_last = split_ == splits.last;
-        // Again, other rows have the first part already.
-        const bool is_first = split_ == splits.first && (!is_again || is_last);
-        part = (is_first ? kFirstPart : 0) | (is_last ? kLastPart : 0);
-        tile = wanted;
-        if (is_redo) {
-          tile |= kOneByOne | (is_again ? kRecompute : 0);
-          rows = is_again ? reported : redo[redo_idx].rows;
-          reported = 0;
-          redo_split = split_;
-          is_last_redo = is_last;
-        }
-      }
-      publish(tile, rows, part);
-      if (has_ended) return;
-      if (has_tile && !is_redo) {
-        next_split = is_last ? 0 : split_ + 1;
-        if (is_last) advance();
-      }
-      while (num_pending_ == kTileInfoStages - 1 || (!has_tile && num_pending_ > 0)) {
-        const Report report = retire();
-        if (!__any_sync(0xffffffffu, report.rows != 0)) continue;
-        if ((report.tile & kOneByOne) != 0)
-          reported = report.rows;
-        else
-          redo[num_redo++] = report;
-      }
-      if (has_tile) {
-        drains = is_redo || num_redo > 0;
-        continue;
-      }
-      // All that was published is done.
-      const bool has_no_tile = !drains;
-      drains = false;
-      if (!is_redo) {
-        is_redo = num_redo > 0;
-        redo_idx = redo_split = 0;
-      } else {
-        is_again = !is_again && __any_sync(0xffffffffu, reported != 0);
-        if (!is_again) redo_split = is_last_redo ? 0 : redo_split + 1;
-        if (!is_again && is_last_redo && ++redo_idx == num_redo) {
-          num_redo = 0;
-          is_redo = false;
-        }
-      }
-      if (!has_no_tile || is_redo) continue;
-      has_ended = is_flushing_ = true;
-      if (p_.tile_counter != nullptr) counter_.close();
-    }
-  }
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
   __device__ u32 word_address(int slot, int word) const {
@@ -179,7 +93,7 @@ class Scheduler {
   // Sets position_, split_, batch_idx_ and rows_; false beyond the last tile of a ragged batch, or
   // of one whose keys are split.
   __device__ bool find(int t) {
-    if (p_.sizes.is_ragged || leaves_parts()) return find_ragged(t);
+    if (p_.sizes.is_ragged || has_splits()) return find_ragged(t);
     position_ = tile_position(p_, t, p_.tiles.m_blocks, p_.tiles.batch_heads, p_.tiles.section,
                               p_.tiles.num_sections);
     batch_idx_ = position_.head / p_.tiles.tile_heads;
@@ -204,7 +118,7 @@ class Scheduler {
           first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
       const int m_blocks = (mine.seqlen_q + p_.tiles.tile_queries - 1) / p_.tiles.tile_queries;
       int tiles = m_blocks * p_.tiles.tile_heads;
-      if (leaves_parts()) tiles *= num_splits(mine.seqlen_k);
+      if (has_splits()) tiles *= num_splits(mine.seqlen_k);
       int end = tiles;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -228,7 +142,7 @@ class Scheduler {
           min(max(p_.tiles.section_keys / max(rows_.seqlen_k, 1), 1) * p_.tiles.kv_divisor,
               p_.tiles.tile_heads);
       int in_sequence = t - of_owner(end - tiles);
-      if (leaves_parts()) {
+      if (has_splits()) {
         const int splits = num_splits(rows_.seqlen_k);
         split_ = in_sequence % splits;
         in_sequence /= splits;
@@ -240,9 +154,7 @@ class Scheduler {
     return false;
   }
 
-  // Whether tiles have a split each, or all of their splits one after the other.
-  __device__ bool leaves_parts() const { return kTile.splits_keys && p_.splits.max_splits != 0; }
-  __device__ bool has_splits() const { return kTile.merges_splits || leaves_parts(); }
+  __device__ bool has_splits() const { return kTile.splits_keys && p_.splits.max_splits != 0; }
   // The k-blocks of the tile's split, of [begin, end): none where `end` is `begin`.
   __device__ BlockRange blocks_of_split(int begin, int end) const {
     if (!has_splits()) return {begin, end};
@@ -264,23 +176,11 @@ class Scheduler {
             .seqlen_k = static_cast<int>(s.seqlen_k)};
   }
 
-  // ---- a tile that merges its splits
-  struct SplitRange {
-    int first, last;
-  };
-  __device__ SplitRange splits_of_tile() const {
-    const BlockRange blocks = blocks_of_tile();
-    const int first = split_of(blocks.begin * kTile.keys);
-    return {first, blocks.begin < blocks.end ? split_of(blocks.end * kTile.keys - 1) : first};
-  }
   // Writes a TileInfo and arrives at its barrier. rows: lane w's are the rows that warp w writes,
-  // where the tile is recomputed. part: of a tile that merges its splits.
-  __device__ void publish(int tile, u32 rows, [[maybe_unused]] int part = 0) {
+  // where the tile is recomputed.
+  __device__ void publish(int tile, u32 rows) {
     const int slot = tile_info_.stage;
     const int value = tile < 0 ? tile : tile_info_word(tile);
-    if constexpr (kTile.merges_splits)
-      if (lane_ == 0)
-        store_shared(word_address(slot, word_of(offsetof(TileInfo, part))), static_cast<u32>(part));
     if (lane_ < kRowsWord) store_shared(word_address(slot, lane_), static_cast<u32>(value));
     if (lane_ < kWarps) store_shared(word_address(slot, kRowsWord + lane_), rows);
     if (num_pending_ == 0) pending_[0] = tile;
@@ -295,52 +195,30 @@ class Scheduler {
     read_.next();
   }
 
-  // A tile, and of lane w the rows of warp w that must be computed again.
-  struct Report {
-    int tile;
-    u32 rows;
-  };
-  // Waits until the oldest tile is done.
-  __device__ Report retire() {
+  // Waits until the oldest tile is done. If rows of it need it, the tile is published again.
+  __device__ void retire() {
     const int slot = done_.stage, tile = pending_[0];
     wait(kBarriers.tile_done + slot, done_.parity);
     done_.next();
     pending_[0] = pending_[1];
     pending_[1] = pending_[2];
     --num_pending_;
-    const bool may_report = tile >= 0 && (tile & kRecompute) == 0 && lane_ < kWarps;
-    return {tile, may_report ? load_shared(word_address(slot, kRowsWord + lane_)) : 0};
-  }
-  // Publishes the tile again, if it has such rows.
-  __device__ void recompute(const Report& report) {
-    if (__any_sync(0xffffffffu, report.rows != 0) && find(report.tile))
-      publish(report.tile | kRecompute, report.rows);
-  }
-
-  // Its first and last query; key ranges of its first one, as in a TileInfo.
-  struct TileRows {
-    int query, last_query, right, left;
-  };
-  __device__ TileRows rows_of_tile() const {
-    const int query = position_.m_block * p_.tiles.tile_queries;
-    const int diagonal = query + (p_.tiles.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
-    return {query, min(rows_.seqlen_q - query, p_.tiles.tile_queries) - 1,
-            diagonal + p_.tiles.window_right + 1, diagonal - p_.tiles.window_left};
-  }
-  // The k-blocks that its rows see, of all splits.
-  __device__ BlockRange blocks_of_tile() const {
-    constexpr int kKeys = kTile.keys;
-    const TileRows rows = rows_of_tile();
-    return {max(rows.left, 0) / kKeys,
-            (max(min(rows_.seqlen_k, rows.right + rows.last_query), 0) + kKeys - 1) / kKeys};
+    if (tile < 0 || (tile & kRecompute) != 0) return;
+    const u32 rows = lane_ < kWarps ? load_shared(word_address(slot, kRowsWord + lane_)) : 0;
+    if (__any_sync(0xffffffffu, rows != 0) && find(tile)) publish(tile | kRecompute, rows);
   }
 
   // Word lane_ of the TileInfo.
   __device__ int tile_info_word(int tile) const {
     constexpr int kKeys = kTile.keys;
-    const auto [query, last_query, right, left] = rows_of_tile();
-    const auto [first_block, last_block] = blocks_of_tile();
+    const int query = position_.m_block * p_.tiles.tile_queries;
+    const int last_query = min(rows_.seqlen_q - query, p_.tiles.tile_queries) - 1;
+    const int diagonal = query + (p_.tiles.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
+    const int right = diagonal + p_.tiles.window_right + 1, left = diagonal - p_.tiles.window_left;
     const bool is_right_open = p_.tiles.window_right == kOpenWindow;
+    const int first_block = max(left, 0) / kKeys;
+    const int last_block =
+        (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;  // behind it
     switch (lane_) {
       case word_of(offsetof(TileInfo, tile)):
         return tile;
