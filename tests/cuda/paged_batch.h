@@ -58,11 +58,14 @@ inline Problem problem_of_5000_keys() {
   p.num_kv_heads = 4;
   return p;
 }
-// Whether the Hopper forward splits them, four times 1024 keys and then 2048.
+// Whether the Hopper forward splits them: four times 1024 keys and then 2048, or with strict_rows
+// 2048 each.
 inline bool are_split(const Problem& p) {
   const Plan plan = plan_attention(p, device_from_text("sm90:132"));
   EXPECT_STREQ(plan.kernel(), "cuda_sm90_fwd");
-  return std::string(plan.explain()).find("up to 5 splits of 2048 keys") != std::string::npos;
+  const char* splits =
+      p.strict_rows != 0 ? "up to 3 splits of 2048 keys" : "up to 5 splits of 2048 keys";
+  return std::string(plan.explain()).find(splits) != std::string::npos;
 }
 
 // Host numbers of a batch: q [batch][seqlen_q][heads][dim], k and v
@@ -266,7 +269,8 @@ inline void expect_bits_alone(const Batch& batch, bool is_ragged, const Attentio
 
 // A length beyond the table and a page that does not exist: nothing outside of the tensors is
 // touched, and headrace_check() names the sequence.
-inline void expect_reported_errors(const char* kernel, std::int64_t seqlen_q) {
+inline void expect_reported_errors(const char* kernel, std::int64_t seqlen_q,
+                                   const AttentionOptions& options = {}) {
   const std::int64_t pages = 4, size = 16, dim = 128;
   const OnDevice<unsigned char> kv(numbers(DType::bf16, pages * size * dim, 1));
   const OnDevice<unsigned char> q(numbers(DType::bf16, 2 * seqlen_q * dim, 2)),
@@ -288,13 +292,13 @@ inline void expect_reported_errors(const char* kernel, std::int64_t seqlen_q) {
                        .out = on_device(out.data(), DType::bf16, {2, seqlen_q, 1, dim})};
     t.block_table = on_device(table_device.data(), DType::i32, {2, 2});
     t.seqused_k = on_device(used_device.data(), DType::i32, {2});
-    EXPECT_STREQ(plan_attention(Problem(t), cuda_info(0)).kernel(), kernel);
-    attention_forward(t);
+    EXPECT_STREQ(plan_attention(Problem(t, options), cuda_info(0)).kernel(), kernel);
+    attention_forward(t, options);
     const headrace_status status = headrace_check(HEADRACE_CUDA, 0, nullptr);
     EXPECT_EQ(status, *text == 0 ? HEADRACE_OK : HEADRACE_INVALID_ARGUMENT) << text;
     if (*text == 0) continue;
     EXPECT_EQ(std::string(headrace_last_error()).find(text), 0u) << headrace_last_error();
-    AttentionOptions checked;  // validated on the host: the same is an error of the call
+    AttentionOptions checked = options;  // validated on the host: the same is an error of the call
     checked.checked = true;
     EXPECT_THROW(attention_forward(t, checked), Error);
   }

@@ -1,9 +1,11 @@
 // strict_rows of the Hopper forward: a row has the bits of its keys alone, whether it is computed
-// with up to 64 rows, whose splits have tiles of their own and are combined behind them, or with
-// more, whose tiles merge their splits themselves.
+// with up to 16 rows, by a kernel with keys as M, or 64, whose splits have tiles of their own and
+// are combined behind them, or with more, whose tiles merge their splits themselves.
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "cuda/paged_batch.h"
 
@@ -15,6 +17,7 @@ struct Shape {
   std::int64_t keys, queries, heads, kv_heads, dim, dim_v;
   DType dtype;
   std::int64_t window = -1;
+  std::optional<double> scale = std::nullopt;
 };
 
 class Sequence {
@@ -39,8 +42,10 @@ class Sequence {
         .v = on_device(v_.data(), s_.dtype, {1, keys, s_.kv_heads, s_.dim_v}),
         .out = on_device(out.data(), s_.dtype, {1, count, s_.heads, s_.dim_v}),
         .lse = *on_device(lse.data(), DType::f32, {1, count, s_.heads}).permute({0, 2, 1})};
-    const AttentionOptions options{
-        .causal = Causal::bottom_right, .window_left = s_.window, .strict_rows = true};
+    const AttentionOptions options{.softmax_scale = s_.scale,
+                                   .causal = Causal::bottom_right,
+                                   .window_left = s_.window,
+                                   .strict_rows = true};
     DeviceInfo device = cuda_info(0);
     device.num_units = num_units;
     const Plan plan = plan_attention(Problem(t, options), device);
@@ -88,8 +93,90 @@ INSTANTIATE_TEST_SUITE_P(Kernels, StrictRows,
                                            Shape{6200, 1100, 2, 1, 192, 128, DType::bf16},
                                            Shape{4200, 600, 4, 2, 256, 256, DType::f16},
                                            Shape{3200, 400, 16, 1, 80, 80, DType::bf16, 1000},
-                                           Shape{1024, 1024, 2, 1, 96, 96, DType::bf16}),
+                                           Shape{1024, 1024, 2, 1, 96, 96, DType::bf16},
+                                           // Scores that outgrow those of the first keys.
+                                           Shape{5000, 400, 8, 2, 128, 128, DType::bf16, -1, 3},
+                                           Shape{4500, 400, 4, 1, 64, 64, DType::bf16, 2500, 8},
+                                           Shape{4500, 300, 2, 1, 128, 128, DType::f16, -1, 3}),
                          [](const auto& test) { return "Shape" + std::to_string(test.index); });
+
+// ---- up to 16 rows over pages
+class StrictRowsOverPages : public ::testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override { HEADRACE_NEEDS_GPU(90); }
+};
+
+// Tiles of 8 and 16 rows, of 64 and 128 columns, not all filled. Lengths around splits and
+// k-blocks.
+std::vector<Sizes> sizes_of_few_rows() {
+  return {
+      {{2048, 1, 2049, 0, 10000, 6144}, {1, 1, 1, 1, 1, 1}, 1, 8, 2, 128},
+      {{4095, 4096, 4097, 64}, {2, 1, 0, 2}, 2, 4, 4, 96, DType::f16},
+      {{6200, 127, 128, 2176}, {4, 4, 4, 4}, 4, 16, 8, 64},
+      {{1024, 6145, 129, 4160}, {3, 4, 4, 0}, 4, 8, 2, 128},
+      {{9001, 70}, {13, 16}, 16, 2, 2, 80, DType::f16},
+      {{3000, 40000}, {1, 1}, 1, 11, 1, 64},
+      {{2300, 300, 5000}, {3, 2, 3}, 3, 5, 1, 120},
+  };
+}
+
+// Windows leave splits without a visible key, for all rows or for some.
+TEST_P(StrictRowsOverPages, HaveTheBitsOfTheSequenceAlone) {
+  const Batch batch(GetParam(), "cuda_sm90_fwd");
+  for (const std::int64_t window : {-1, 70, 3000})
+    for (const Pages& pages :
+         {Pages{1, false}, Pages{16, true}, Pages{24, false, true}, Pages{256, true}})
+      for (const bool is_ragged : {false, true}) {
+        SCOPED_TRACE("page size " + std::to_string(pages.size) + ", window " +
+                     std::to_string(window) + (is_ragged ? ", ragged" : ""));
+        const AttentionOptions options{
+            .causal = Causal::bottom_right, .window_left = window, .strict_rows = true};
+        expect_bits_alone(batch, is_ragged, options, batch.paged(pages, is_ragged, options));
+      }
+}
+
+// References beyond what the usual arithmetic takes: all rows are computed again.
+TEST_P(StrictRowsOverPages, ComputeLargeScoresAgain) {
+  const Batch batch(GetParam(), "cuda_sm90_fwd");
+  for (const std::int64_t window : {-1, 70}) {
+    const AttentionOptions options{.softmax_scale = 20000,
+                                   .causal = Causal::bottom_right,
+                                   .window_left = window,
+                                   .strict_rows = true};
+    for (const std::uint32_t num_units : {1, 132})
+      expect_bits_alone(batch, true, options, batch.paged({16, false}, true, options, num_units));
+  }
+}
+
+// From one CTA with all splits, by the counter, to one for each.
+TEST_P(StrictRowsOverPages, DoNotDependOnTheNumberOfCtas) {
+  const Batch batch(GetParam(), "cuda_sm90_fwd");
+  const AttentionOptions options{.strict_rows = true};
+  const std::vector<Bits> expected = batch.paged({16, false}, true, options);
+  for (const std::uint32_t num_units : {1, 5, 50, 1000})
+    EXPECT_EQ(batch.paged({16, false}, true, options, num_units), expected) << num_units;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, StrictRowsOverPages, ::testing::ValuesIn(sizes_of_few_rows()),
+                         [](const auto& test) { return "Sizes" + std::to_string(test.index); });
+
+TEST(StrictRowsErrors, AreReportedByTheCheck) {
+  HEADRACE_NEEDS_GPU(90);
+  expect_reported_errors("cuda_sm90_fwd", 1, {.strict_rows = true});
+}
+
+// More items than the list of a CTA holds: it takes a part, more CTAs the others.
+TEST(StrictRowsItems, AreMoreThanACtaHolds) {
+  HEADRACE_NEEDS_GPU(90);
+  Sizes sizes{{}, {}, 1, 8, 8, 64};
+  for (int i = 0; i < 100; ++i) {
+    sizes.lengths.push_back(i % 7 == 0 ? 2100 : 1 + i);
+    sizes.queries.push_back(1);
+  }
+  const Batch batch(sizes, "cuda_sm90_fwd");
+  const AttentionOptions options{.strict_rows = true};
+  expect_bits_alone(batch, true, options, batch.paged({16, false}, true, options, 1));
+}
 
 // ---- rows that are computed again, in one of their splits or several
 
@@ -147,26 +234,27 @@ class StrictRowsAgain : public ::testing::TestWithParam<std::int64_t> {
     }
     return result;
   }
-  // The rows at once, in one CTA with all tiles or in one for each, are those of calls with 20
-  // each. (NaN of the lse by its bits.)
+  // The rows at once, in one CTA with all tiles or in one for each, are those of calls with 20, 16
+  // and 8 each. (NaN of the lse by its bits.)
   Attended attend_both_ways(const Rows& q, const Rows& k, const Rows& v, DType dtype) const {
     const Attended at_once = attend(q, k, v, dtype, 1);
     const Attended apart = attend(q, k, v, dtype, 132);
-    Attended few;
-    for (auto at = q.begin(); at != q.end(); at += 20) {
-      const Attended rows = attend({at, at + 20}, k, v, dtype, 132);
-      few.out.insert(few.out.end(), rows.out.begin(), rows.out.end());
-      few.lse.insert(few.lse.end(), rows.lse.begin(), rows.lse.end());
-    }
-    for (std::size_t row = 0; row < q.size(); ++row) {
-      EXPECT_EQ(at_once.out[row], few.out[row]) << row;
-      EXPECT_EQ(apart.out[row], few.out[row]) << row;
-      EXPECT_EQ(std::bit_cast<std::uint32_t>(at_once.lse[row]),
-                std::bit_cast<std::uint32_t>(few.lse[row]))
-          << row << ": " << at_once.lse[row] << " and " << few.lse[row];
-      EXPECT_EQ(std::bit_cast<std::uint32_t>(apart.lse[row]),
-                std::bit_cast<std::uint32_t>(few.lse[row]))
-          << row;
+    for (const std::ptrdiff_t count : {20, 16, 8}) {
+      Attended few;
+      for (auto at = q.begin(); at != q.end(); at += count) {
+        const Attended rows = attend({at, at + count}, k, v, dtype, count == 16 ? 1 : 132);
+        few.out.insert(few.out.end(), rows.out.begin(), rows.out.end());
+        few.lse.insert(few.lse.end(), rows.lse.begin(), rows.lse.end());
+      }
+      for (std::size_t row = 0; row < q.size(); ++row) {
+        const auto bits = [row](const Attended& x) {
+          return std::bit_cast<std::uint32_t>(x.lse[row]);
+        };
+        EXPECT_EQ(at_once.out[row], few.out[row]) << row << " of " << count;
+        EXPECT_EQ(apart.out[row], few.out[row]) << row << " of " << count;
+        EXPECT_EQ(bits(at_once), bits(few)) << row << " of " << count;
+        EXPECT_EQ(bits(apart), bits(few)) << row << " of " << count;
+      }
     }
     return at_once;
   }
@@ -182,7 +270,7 @@ TEST_P(StrictRowsAgain, InEverySplit) {
   EXPECT_EQ(attend_both_ways(q, k, v, DType::bf16).out, Rows(400, both(0x7f7f)));
 }
 
-// As FewRowsOverflow.OfF16IsComputedAgain, in the first split of some rows and in the third of
+// As FewRowsOverflow.OfF16IsComputedAgain, in the first split of some rows and in the second of
 // others. Each has a key in the other split that counts as much and whose value is 0, so what is
 // lost or added twice there is seen, and no mean of all splits overflows.
 TEST_P(StrictRowsAgain, InOneSplitOfARow) {
@@ -199,13 +287,14 @@ TEST_P(StrictRowsAgain, InOneSplitOfARow) {
   k[0].first = k[2060].second = kNear;
   k[1000].first = k[3050].second = 0;
   k[2550].first = k[100].second = kOther;
-  v[2550] = v[100] = both(0);
+  k[8500] = both(kOther);  // in the last split of both
+  v[2550] = v[100] = v[8500] = both(0);
   const Attended all = attend_both_ways(q, k, v, DType::f16);
   for (std::size_t row = 0; row < q.size(); ++row) {
     if (q[row] == both(0)) continue;
-    // (e^2.08 + 1) / (e^2.08 + 1 + e^2) of 65504 is 35,981: 0x7864.
-    EXPECT_NEAR(all.out[row].first, 0x7864, 4) << row;
-    EXPECT_NEAR(all.lse[row], 2.7969f, 1e-3f) << row;
+    // (e^2.08 + 1) / (e^2.08 + 1 + 2 e^2) of 65504 is 24,802: 0x760e.
+    EXPECT_NEAR(all.out[row].first, 0x760e, 4) << row;
+    EXPECT_NEAR(all.lse[row], 3.1690f, 1e-3f) << row;
   }
 }
 
@@ -242,6 +331,35 @@ TEST_P(StrictRowsAgain, BesideUsualRows) {
   EXPECT_NEAR(unsplit.lse[7], 2.5521178e38f, 1e33f);
 }
 
+// A third of the rows has scores of ordinary differences around 50 times dim, which are computed
+// again, with maxima that grow from split to split and within them; the others are ordinary.
+TEST_P(StrictRowsAgain, AroundLargeScores) {
+  Rows q(400), k(9000), v(9000);
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    q[i].first = i % 3 == 0 ? 0x4396 : 0;  // 300
+    q[i].second = static_cast<std::uint16_t>(0x3d80 + i * 37 % 128);
+  }
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i].first = 0x3f80;
+    k[i].second = static_cast<std::uint16_t>((i % 5 < 2 ? 0xbe00 : 0x3e00) + i * 101 % 384);
+    v[i] = {static_cast<std::uint16_t>(0x3f00 + i * 53 % 256),
+            static_cast<std::uint16_t>(0xbf00 + i * 29 % 256)};
+  }
+  attend_both_ways(q, k, v, DType::bf16);
+}
+
+// P of 32 each, of which no one is large, but their sums are.
+TEST_P(StrictRowsAgain, OrNotForLargeSumsOfP) {
+  scale_ = 1.0 / static_cast<double>(dim_);
+  Rows q(400), k(9000, both(0)), v(9000);
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = both(0x3f80 + static_cast<int>(i % 7));
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    if (i / 128 % 5 == 2) k[i] = both(0x405e);  // 3.469, 5 / log2(e)
+    v[i] = both(0x3f00 + static_cast<int>(i * 53 % 256));
+  }
+  attend_both_ways(q, k, v, DType::bf16);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, StrictRowsAgain, ::testing::Values(64, 128, 256),
                          [](const auto& test) { return "Dim" + std::to_string(test.param); });
 
@@ -261,6 +379,24 @@ TEST(StrictRowsPlans, SplitKeysOfAnyNumberOfRows) {
       p.has_sinks = 0;
       p.softcap = 30;
       EXPECT_FALSE(are_split(p)) << head_dim << " " << queries;
+    }
+}
+
+// Up to 16 rows have keys as M.
+TEST(StrictRowsPlans, HaveTilesOfTheirRows) {
+  Problem p = problem_of_5000_keys();
+  p.strict_rows = 1;
+  p.num_heads = p.num_kv_heads = 4;
+  for (const std::int64_t head_dim : {64, 72, 128})
+    for (const auto& [queries, tile] : {std::pair{1, "tile_m 8,"},
+                                        {8, "tile_m 8,"},
+                                        {9, "tile_m 16,"},
+                                        {16, "tile_m 16,"},
+                                        {17, "tile_m 64,"}}) {
+      p.head_dim = p.head_dim_v = head_dim;
+      p.seqlen_q = queries;
+      const Plan plan = plan_attention(p, device_from_text("sm90:132"));
+      EXPECT_NE(std::string(plan.explain()).find(tile), std::string::npos) << plan.explain();
     }
 }
 

@@ -168,7 +168,9 @@ void draw_split_keys(Random& random, StressCase& c) {
   c.seqlen_q = random.between(is_decode ? 1 : 16 / group + 1, 64 / group);
   if (is_decode && random.chance(30)) c.seqlen_q = 1;
   c.options.strict_rows = c.cell.is_strict;
-  if (c.cell.is_strict && random.chance(80)) c.seqlen_q = random.between(65 / group + 1, 700);
+  // Tiles of 8, 16 and 64 rows, and those that merge splits.
+  if (c.cell.is_strict && random.chance(40)) c.seqlen_q = random.between(1, 16 / group);
+  if (c.cell.is_strict && random.chance(50)) c.seqlen_q = random.between(65 / group + 1, 700);
   const std::int64_t unit = random.pick(kUnits);
   c.seqlen_k = unit * random.between(1, unit < 2048 ? 5 : 4) + random.pick(kOffsets);
   c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});

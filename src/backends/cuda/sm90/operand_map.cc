@@ -9,7 +9,10 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
                       TensorMap& map) {
   const bool has_pack = shape.pack > 0;
   const std::int64_t pack = has_pack ? shape.pack : 1;
-  TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0};
+  TensorMapSpec spec{
+      .dtype = dtype_of(p),
+      .rank = 0,
+      .l2_promotion = shape.is_streamed ? L2Promotion::bytes_128 : L2Promotion::bytes_256};
   std::int64_t strides[5] = {1};
   const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
     spec.sizes[spec.rank] = size;

@@ -16,6 +16,7 @@ struct OperandShape {
   int pack = 0;                       // above 0: the head axis is (heads / pack, pack), and a box
                                       // has `pack` heads of each row
   int box_rows;
+  bool is_streamed = false;  // read once: lines of 128 bytes to L2, not pairs of them
 };
 
 // Axes [batch, heads, rows, columns], or [batch, heads / pack, rows, pack, columns]; boxes of

@@ -33,17 +33,18 @@ struct Tile {
   bool splits_keys = false;  // may have a part of the keys (SplitArgs)
   int ctas = 1;              // of a multiprocessor
   bool merges_splits = false;  // sums the splits of its keys apart and merges them (SplitArgs)
+  int transposed_rows = 0;     // 8 or 16: a kernel of its own with keys as M (transposed.cuh)
+  int k_stages = 2;
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
 inline constexpr int kGroupRows = 64;      // of a consumer warpgroup: the height of a wgmma
-inline constexpr int kKStages = 2;         // of K in shared memory
 inline constexpr int kMaskStages = 2;      // of dropout masks
 inline constexpr int kTileInfoStages = 4;  // tiles that are published, computed or being stored
 
 // What the scheduler publishes about a tile, in shared memory.
 struct alignas(16) TileInfo {
-  int tile;                      // its number, with kRecompute the second time; or kFlush, kEnd
+  int tile;                          // its number, with kRecompute the second time; or kFlush, kEnd
   int k_block_max, k_block_min;      // k-blocks [min, max), computed from right to left
   int unmasked_begin, unmasked_end;  // k-blocks [begin, end) that every row sees as a whole
   int seqlen_k;
@@ -71,32 +72,43 @@ constexpr bool reads_pages(const Tile& tile, ScoreMod m) {
 }
 
 // Keys of few rows are split at fixed places, whole k-blocks: a few short splits for one sequence
-// of some thousand keys, then longer ones, as each leaves a partial result.
+// of some thousand keys, then longer ones, as each leaves a partial result. With strict_rows none
+// are short, as prompts merge them, too.
 inline constexpr int kNumShortSplits = 4, kShortSplitKeys = 1024, kSplitKeys = 2048;
-inline constexpr int kLongSplitsBegin = kNumShortSplits * kShortSplitKeys;
-constexpr int split_begin(int split) {
-  const int num_long = split - kNumShortSplits;
-  return num_long < 0 ? split * kShortSplitKeys : kLongSplitsBegin + num_long * kSplitKeys;
+constexpr int split_begin(int split, int num_short) {
+  return split < num_short ? split * kShortSplitKeys
+                           : num_short * kShortSplitKeys + (split - num_short) * kSplitKeys;
 }
-constexpr int split_of(int key) {
-  return key < kLongSplitsBegin ? key / kShortSplitKeys
-                                : kNumShortSplits + (key - kLongSplitsBegin) / kSplitKeys;
+constexpr int split_of(int key, int num_short) {
+  const int from = num_short * kShortSplitKeys;
+  return key < from ? key / kShortSplitKeys : num_short + (key - from) / kSplitKeys;
 }
-// The first k-block of the split that k-block n belongs to.
+// The first k-block of the split that k-block n of a tile that merges them belongs to.
 constexpr int first_block_of_split(const Tile& t, int n) {
-  return split_begin(split_of(n * t.keys)) / t.keys;
+  const int blocks = kSplitKeys / t.keys;
+  return n / blocks * blocks;
 }
 // What a warpgroup has merged of its rows: O in float, and the weights of its keys. In shared
 // memory where there is room, else in the workspace.
 constexpr int merged_bytes(const Tile& t) { return kGroupRows * (4 * t.head_dim_v + 8); }
 constexpr bool merges_in_smem(const Tile& t) { return t.merges_splits && t.head_dim_v <= 128; }
-constexpr int num_splits(int seqlen_k) { return seqlen_k > 0 ? split_of(seqlen_k - 1) + 1 : 0; }
+constexpr int num_splits(int seqlen_k, int num_short) {
+  return seqlen_k > 0 ? split_of(seqlen_k - 1, num_short) + 1 : 0;
+}
 
-constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
+// Rows of a warpgroup, and of a tile.
+constexpr int group_rows(const Tile& t) {
+  return t.transposed_rows > 0 ? t.transposed_rows : kGroupRows;
+}
+constexpr int rows_of(const Tile& t) { return group_rows(t) * t.warpgroups; }
 constexpr int warpgroups_of(const Tile& t) {
   return 1 + t.warpgroups + (t.has_mask_warpgroup ? 1 : 0);
 }
-constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
+// With keys as M: consumers, a warp that loads K, one that loads V.
+inline constexpr int kTransposedThreads = 128 + 2 * 32;
+constexpr int threads_of(const Tile& t) {
+  return t.transposed_rows > 0 ? kTransposedThreads : 128 * warpgroups_of(t);
+}
 
 // Registers of a thread after setmaxnreg. A CTA starts with what its launch bounds give each
 // thread, and can only redistribute those: 168 * 3 = 504 = 24 + 2 * 240,
@@ -109,6 +121,7 @@ constexpr int consumer_registers(const Tile& t) {
 }
 constexpr int mask_registers(const Tile& t) { return t.has_mask_warpgroup ? 72 : 0; }
 constexpr int launch_registers(const Tile& t) {
+  if (t.transposed_rows > 0) return 160;  // what ptxas takes at most
   return t.warpgroups == 1 && t.ctas == 1 ? 240 : warpgroups_of(t) == 3 ? 168 : 128;
 }
 constexpr bool shares_registers(const Tile& t) {
@@ -132,7 +145,7 @@ struct SmemPlan {
 // Indices of the mbarriers.
 struct BarrierPlan {
   int q_full, q_empty;        // [q_buffers][warpgroups]
-  int k_full, k_empty;        // [kKStages]
+  int k_full, k_empty;        // [k_stages]
   int v_full, v_empty;        // [v_stages]
   int tile_info_read;         // the producer of K has read a TileInfo (dynamic tiles)
   int tile_info_full;         // [kTileInfoStages]
@@ -155,8 +168,8 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
             masks = t.has_mask_warpgroup ? kMaskStages : 0;
   b.q_full = take(q);
   b.q_empty = take(q);
-  b.k_full = take(kKStages);
-  b.k_empty = take(kKStages);
+  b.k_full = take(t.k_stages);
+  b.k_empty = take(t.k_stages);
   b.v_full = take(t.v_stages);
   b.v_empty = take(t.v_stages);
   b.tile_info_read = take(1);
@@ -179,7 +192,7 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   s.bias_group = t.has_tma_bias ? num_swizzle_atoms(t.keys) * kGroupRows * kSwizzleRowBytes : 0;
   s.offset_q = 0;
   s.offset_k = s.offset_q + s.q;
-  s.offset_v = s.offset_k + kKStages * s.k_stage;
+  s.offset_v = s.offset_k + t.k_stages * s.k_stage;
   s.offset_o = s.offset_v + t.v_stages * s.v_stage;
   s.offset_bias = s.offset_o + t.warpgroups * s.o_group;
   s.mask_stage = t.has_mask_warpgroup ? t.keys / 64 * t.warpgroups * 128 * 4 : 0;
@@ -191,8 +204,49 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   return s;
 }
 
+// Of a transposed tile: a stage has 64 keys.
+inline constexpr int kStageKeys = 64;
+struct TransposedSmem {
+  int stage;
+  int offset_k, offset_v;
+  int offset_q;         // [2]
+  int offset_probs;     // [2][keys][rows] floats: P
+  int offset_packed;    // [2][rows / 8][keys][8]: P as the B operand
+  int offset_exchange;  // [2][8][rows] floats between warps
+  int offset_flags;     // [2][4]
+  int offset_items;     // [kMaxItems] items of the CTA, from the counter
+  int offset_again;     // [kMaxItems] their rows that are computed again
+  int offset_barriers;  // full and empty of the stages of K, of V, of Q
+  int bytes;
+};
+inline constexpr int kMaxItems = 256;  // of a CTA
+constexpr int num_transposed_barriers(const Tile& t) {
+  return 2 * (t.k_stages + t.v_stages + t.q_buffers);
+}
+constexpr TransposedSmem transposed_smem(const Tile& t) {
+  TransposedSmem s{};
+  s.stage = num_swizzle_atoms(t.head_dim) * kStageKeys * kSwizzleRowBytes;
+  s.offset_v = t.k_stages * s.stage;
+  s.offset_q = s.offset_v + t.v_stages * s.stage;
+  s.offset_probs = s.offset_q + t.q_buffers * num_swizzle_atoms(t.head_dim) * t.transposed_rows *
+                                    kSwizzleRowBytes;
+  s.offset_packed = s.offset_probs + 2 * t.keys * t.transposed_rows * 4;
+  s.offset_exchange = s.offset_packed + 2 * t.keys * t.transposed_rows * 2;
+  s.offset_flags = s.offset_exchange + 2 * 8 * t.transposed_rows * 4;
+  s.offset_items = s.offset_flags + 2 * 4 * 4;
+  s.offset_again = s.offset_items + kMaxItems * 4;
+  s.offset_barriers = s.offset_again + kMaxItems * 4;
+  s.bytes = s.offset_barriers + 8 * num_transposed_barriers(t);
+  return s;
+}
+
+// Keys that a stage of K or V holds.
+constexpr int stage_keys(const Tile& t) { return t.transposed_rows > 0 ? kStageKeys : t.keys; }
+
 // The base is rounded up to 1024 bytes, where a swizzle pattern begins.
-constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
+constexpr int smem_bytes(const Tile& t) {
+  return (t.transposed_rows > 0 ? transposed_smem(t).bytes : smem_plan(t).bytes) + 1024;
+}
 
 constexpr Tile with_pingpong(Tile t, int v_stages = 2) {
   t.pingpong = true;
@@ -248,6 +302,19 @@ inline constexpr Tile kStrict128 =
 inline constexpr Tile kStrict256 = merging(kTile256);
 // With the k-blocks of kFewRows128 prompts took 6 % longer.
 inline constexpr Tile kFewStrict128 = few_rows({128, 128, 128, 1, false, 1, true, false});
+// Up to 16 strict rows.
+constexpr Tile transposed(int dim, int rows, int k_stages, int v_stages) {
+  Tile t{dim, dim, 128, 1, false, 2, false, false};
+  t.splits_keys = true;
+  t.transposed_rows = rows;
+  t.k_stages = k_stages;
+  t.v_stages = v_stages;
+  return t;
+}
+inline constexpr Tile kTransposed64Rows8 = transposed(64, 8, 12, 12);
+inline constexpr Tile kTransposed64Rows16 = transposed(64, 16, 12, 10);
+inline constexpr Tile kTransposed128Rows8 = transposed(128, 8, 6, 6);
+inline constexpr Tile kTransposed128Rows16 = transposed(128, 16, 6, 5);
 static_assert(kStrict64.keys == kFewRows64.keys && kTile64.keys == kFewRows64.keys &&
               kStrict128.keys == kFewStrict128.keys && kTile128.keys == kFewStrict128.keys &&
               kStrict256.keys == kFewRows256.keys && kTile256.keys == kFewRows256.keys);

@@ -35,7 +35,7 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     EXPECT_LE(s.offset_q + s.q, s.offset_k);
-    EXPECT_LE(s.offset_k + kKStages * s.k_stage, s.offset_v);
+    EXPECT_LE(s.offset_k + tile.k_stages * s.k_stage, s.offset_v);
     EXPECT_LE(s.offset_v + tile.v_stages * s.v_stage, s.offset_o);
     EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
     EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_masks);
@@ -66,12 +66,58 @@ TEST(HopperTiles, AreMultiplesOfTheInstruction) {
   }
 }
 
+// Without a short one, as with strict_rows, and with some.
 TEST(HopperSplits, CoverTheKeysInOrder) {
-  EXPECT_EQ(num_splits(0), 0);
-  for (int key = 0; key < 20000; ++key) {
-    const int split = split_of(key);
-    EXPECT_TRUE(split_begin(split) <= key && key < split_begin(split + 1)) << key;
-    EXPECT_EQ(num_splits(key + 1), split + 1);
+  for (const int num_short : {0, kNumShortSplits}) {
+    EXPECT_EQ(num_splits(0, num_short), 0);
+    for (int key = 0; key < 20000; ++key) {
+      const int split = split_of(key, num_short);
+      EXPECT_TRUE(split_begin(split, num_short) <= key && key < split_begin(split + 1, num_short))
+          << key;
+      EXPECT_EQ(num_splits(key + 1, num_short), split + 1);
+    }
+  }
+}
+
+TEST(HopperSplits, OfMergingTilesAreThoseOfStrictRows) {
+  for (const Tile& tile : {kStrict64, kStrict128, kStrict256})
+    for (int n = 0; n < 200; ++n)
+      EXPECT_EQ(first_block_of_split(tile, n) * tile.keys,
+                split_begin(split_of(n * tile.keys, 0), 0));
+}
+
+constexpr Tile kTransposed[] = {kTransposed64Rows8, kTransposed64Rows16, kTransposed128Rows8,
+                                kTransposed128Rows16};
+
+TEST(TransposedTiles, FitSharedMemory) {
+  for (const Tile& tile : kTransposed) {
+    EXPECT_LE(smem_bytes(tile), kSmemLimitSm90);
+    // Of 228 KiB each CTA takes one for itself.
+    EXPECT_LE(tile.ctas * (smem_bytes(tile) + 1024), 228 * 1024);
+    // K and V of a k-block, and something ahead.
+    EXPECT_GT(tile.k_stages * kStageKeys, tile.keys);
+    EXPECT_GT(tile.v_stages * kStageKeys, tile.keys);
+  }
+}
+
+TEST(TransposedTiles, RegionsFollowEachOther) {
+  for (const Tile& tile : kTransposed) {
+    const TransposedSmem s = transposed_smem(tile);
+    const int rows = tile.transposed_rows;
+    // Where a swizzle pattern begins.
+    EXPECT_EQ(s.stage % 1024 + s.offset_v % 1024 + s.offset_q % 1024, 0);
+    EXPECT_EQ(s.offset_v, tile.k_stages * s.stage);
+    EXPECT_EQ(s.offset_q - s.offset_v, tile.v_stages * s.stage);
+    EXPECT_EQ(s.offset_probs - s.offset_q, tile.q_buffers * rows * tile.head_dim * 2);
+    EXPECT_EQ(s.offset_packed - s.offset_probs, 2 * tile.keys * rows * 4);
+    EXPECT_EQ(s.offset_exchange - s.offset_packed, 2 * tile.keys * rows * 2);
+    EXPECT_EQ(s.offset_flags - s.offset_exchange, 2 * 8 * rows * 4);
+    EXPECT_EQ(s.offset_items - s.offset_flags, 2 * 4 * 4);
+    EXPECT_EQ(s.offset_again - s.offset_items, kMaxItems * 4);
+    EXPECT_EQ(s.offset_barriers - s.offset_again, kMaxItems * 4);
+    EXPECT_EQ(s.offset_probs % 16 + s.offset_flags % 16 + s.offset_items % 16, 0);
+    EXPECT_EQ(s.offset_barriers % 8, 0);
+    EXPECT_EQ(s.bytes - s.offset_barriers, 8 * num_transposed_barriers(tile));
   }
 }
 

@@ -32,6 +32,15 @@ struct SplitResults {
   bool overflows[2];
 };
 
+__device__ __forceinline__ bool overflows(float row_max_ref, float sum) {
+  return !(sum <= kMaxSum) || (fabsf(row_max_ref) > kMaxRowMaxRef && row_max_ref != -INFINITY);
+}
+// Of a SplitWeight. Where row_max_ref overflowed, also with a bias, its difference to another one
+// is 0 or beyond any exponent: any unit will do.
+__device__ __forceinline__ float split_reference(float row_max_ref, float max_score) {
+  return fabsf(row_max_ref) == INFINITY ? 0.5f * max_score : 0.25f * row_max_ref;
+}
+
 template <Tile kTile, class Element, ScoreMod kScoreMod>
 class Epilogue {
  public:
@@ -136,7 +145,7 @@ class Epilogue {
     if (__any_sync(0xffffffffu, is_skipped[0] || is_skipped[1])) [[unlikely]] {
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i)
-        if (is_skipped[i / 2 % 2]) o[i] = 0.0f;
+        if (is_skipped[i / 2 % 2]) o[i] = -0.0f;  // which changes no addend
     }
     if (!is_first) {
 #pragma unroll
@@ -144,8 +153,7 @@ class Epilogue {
         float before[4];
         load_merged(j, before);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          o[4 * j + i] = merged(before[i], o[4 * j + i], shares[i / 2]);
+        for (int i = 0; i < 4; ++i) o[4 * j + i] = merged(before[i], o[4 * j + i], shares[i / 2]);
       }
     }
     if (is_last) return;
@@ -173,7 +181,7 @@ class Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = ctx_.group_row(r), query = ctx_.query_of(row), head = ctx_.head_of(at, row);
-      results.factor[r] = 1.0f;
+      results.factor[r] = split.weight[r].sum == 0.0f ? -0.0f : 1.0f;  // O of no key is +0
       results.exists[r] = ctx_.row_exists(at, row, query);
       results.needs_recompute[r] = !(split.weight[r].sum <= HUGE_VALF);
       if ((ctx_.lane & 3) == 0 && is_written(results, r))
@@ -215,9 +223,6 @@ class Epilogue {
     const float sum = state.sum[r] + __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
   }
-  static __device__ __forceinline__ bool overflows(float row_max_ref, float sum) {
-    return !(sum <= kMaxSum) || (fabsf(row_max_ref) > kMaxRowMaxRef && row_max_ref != -INFINITY);
-  }
 
   // ---- rows to recompute
   // A row that sees keys and has no row_max_ref: its bias is near the least float, and overflowed
@@ -257,16 +262,11 @@ class Epilogue {
   __device__ __forceinline__ bool has_splits() const {
     return kTile.splits_keys && ctx_.p.splits.max_splits != 0;
   }
-  // Of a SplitWeight. Where row_max_ref overflowed, also with a bias, its difference to another one
-  // is 0 or beyond any exponent: any unit will do.
-  static __device__ __forceinline__ float split_reference(float row_max_ref, float max_score) {
-    return fabsf(row_max_ref) == INFINITY ? 0.5f * max_score : 0.25f * row_max_ref;
-  }
   // Of a row of the warpgroup, among the partial results.
   __device__ __forceinline__ std::int64_t partial_row(const WorkTile& work, const TileOrigin& at,
                                                       int row) const {
     const SplitArgs& x = ctx_.p.splits;
-    const int split = split_of(work.k_block_min * kTile.keys);
+    const int split = split_of(work.k_block_min * kTile.keys, x.num_short);
     const std::int64_t head = std::int64_t{at.batch} * ctx_.p.tiles.tile_heads + at.head;
     return (head * x.max_splits + split) * x.rows + row;
   }

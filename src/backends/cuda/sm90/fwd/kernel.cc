@@ -52,7 +52,8 @@ std::string refused_size(const Problem& p) {
   const std::int64_t tiles =
       few == nullptr || !has_splits(p, *few)
           ? blocks
-          : std::max<std::int64_t>(num_splits(static_cast<int>(p.seqlen_k)), kGroupRows / 4);
+          : std::max<std::int64_t>(num_splits(static_cast<int>(p.seqlen_k), num_short_splits(p)),
+                                   kGroupRows / 4);
   if (p.batch * p.num_heads > INT32_MAX / 4 / std::max<std::int64_t>(tiles, 1))
     return "there are more than 2^29 tiles";
   return {};
@@ -70,12 +71,14 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // Packed GQA: the rows of a tile are (query, head of a group) pairs, where that fills tiles
 // noticeably better: sequences much shorter than a tile. It changes no bits.
-bool can_pack(const Problem& p) { return group_size(p) > 1 && group_size(p) <= kGroupRows; }
+bool can_pack(const Problem& p, const Tile& tile) {
+  return group_size(p) > 1 && group_size(p) <= group_rows(tile);
+}
 bool is_packed(const Problem& p, const Tile& tile) {
   const std::int64_t group = group_size(p);
-  if (!can_pack(p)) return false;
+  if (!can_pack(p, tile)) return false;
   const std::int64_t rows = rows_of(tile);
-  const std::int64_t packed_queries = kGroupRows / group * tile.warpgroups;
+  const std::int64_t packed_queries = group_rows(tile) / group * tile.warpgroups;
   const std::int64_t plain_tiles = ceil_div(p.seqlen_q, rows) * group;
   const std::int64_t packed_tiles = ceil_div(p.seqlen_q, packed_queries);
   return 10 * packed_tiles < 9 * plain_tiles;
@@ -93,7 +96,7 @@ TileParams tile_params(const Problem& p, const Tile& tile, std::int32_t packed_h
   TileParams t{};
   t.pack = chosen(packed_heads, is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1);
   t.pack_inverse = ceil_div(1 << 16, t.pack);
-  t.group_queries = kGroupRows / t.pack;
+  t.group_queries = group_rows(tile) / t.pack;
   t.tile_queries = t.group_queries * tile.warpgroups;
   t.tile_heads = static_cast<int>(p.num_heads) / t.pack;
   t.kv_divisor = static_cast<int>(group_size(p)) / t.pack;
@@ -149,7 +152,8 @@ bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas
 // Without the places of the partial results.
 SplitArgs split_args(const Problem& p, const TileVariant& v, const TileParams& tiles) {
   if (!has_splits(p, v)) return {};
-  return {.max_splits = num_splits(static_cast<int>(p.seqlen_k)),
+  return {.max_splits = num_splits(static_cast<int>(p.seqlen_k), num_short_splits(p)),
+          .num_short = num_short_splits(p),
           .rows = v.tile.merges_splits ? 0 : static_cast<int>(p.seqlen_q) * tiles.pack,
           .out = nullptr,
           .weights = nullptr};
@@ -180,7 +184,10 @@ struct ForwardPlan {
 
 std::int64_t num_ctas_of(const Tile& tile, const TileParams& tiles, const DeviceInfo& device) {
   const std::int64_t most = std::max<std::int64_t>(device.num_units, 1) * tile.ctas;
-  return std::clamp<std::int64_t>(tiles.num_tiles, 1, most);
+  const std::int64_t num_ctas = std::clamp<std::int64_t>(tiles.num_tiles, 1, most);
+  if (tile.transposed_rows == 0) return num_ctas;
+  // Together their lists hold all splits, also where some CTAs take more than their share.
+  return std::max<std::int64_t>(num_ctas, ceil_div<std::int64_t>(tiles.num_tiles, kMaxItems / 2));
 }
 
 // The tiles, their order, and whether a counter hands them out.
@@ -196,7 +203,9 @@ TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const Tuning
   if (variant.tile.splits_keys && splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
   const std::int64_t num_ctas = num_ctas_of(variant.tile, tiles, device);
   if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
-  const std::int32_t own = is_dynamic(p, tiles, num_ctas) ? kDynamicTiles : kStaticTiles;
+  const bool has_counter = variant.tile.transposed_rows > 0 ? tiles.num_tiles > num_ctas
+                                                            : is_dynamic(p, tiles, num_ctas);
+  const std::int32_t own = has_counter ? kDynamicTiles : kStaticTiles;
   return {tiles, splits, chosen(config.tile_order, own) == kDynamicTiles};
 }
 
@@ -212,7 +221,7 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
   for (const std::int32_t tile_m : rows) {
     const Tile& own_tile = variant_of(p, tile_m)->tile;
     packs.resize(1);
-    if (can_pack(p))
+    if (can_pack(p, own_tile))
       packs.push_back(is_packed(p, own_tile) ? 1 : static_cast<std::int32_t>(group_size(p)));
     for (const std::int32_t pack : packs) {
       const TuningConfig tile{.tile_m = tile_m, .packed_heads = pack};
@@ -263,13 +272,16 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   const bool dynamic = choice.is_dynamic;
   if (dynamic) schedule.workspace_bytes = kCounterBytes;
   if (own.splits.max_splits != 0) {
-    schedule.split_keys = p.seqlen_k > kLongSplitsBegin ? kSplitKeys : kShortSplitKeys;
+    schedule.split_keys = p.seqlen_k > split_begin(own.splits.num_short, own.splits.num_short)
+                              ? kSplitKeys
+                              : kShortSplitKeys;
     schedule.max_splits = own.splits.max_splits;
     const std::int64_t floats = num_split_floats(p, tile, own.tiles, own.splits, schedule.num_ctas);
     schedule.workspace_bytes =
         kCounterBytes + kWholeAlignment + static_cast<std::size_t>(floats) * sizeof(float);
   }
-  const bool has_long_splits = own.splits.max_splits > kNumShortSplits;
+  const bool has_long_splits =
+      own.splits.num_short > 0 && own.splits.max_splits > own.splits.num_short;
   schedule.note = format_text(
       "{}persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}",
       has_long_splits ? "the first splits of 1024 keys; " : "", own.tiles.num_tiles,
@@ -292,7 +304,7 @@ bool suits_tma(const ScoreOperand& bias, DType dtype, const TileParams& tiles) {
 
 // Keys of a TMA box: all of a k-block, or as many as lie in one page of every k-block.
 int box_keys(const Problem& p, const Tile& tile) {
-  return static_cast<int>(std::gcd(p.page_size, std::int64_t{tile.keys}));
+  return static_cast<int>(std::gcd(p.page_size, std::int64_t{stage_keys(tile)}));
 }
 
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
@@ -315,7 +327,8 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
                                                     : p.seqlen_k,
                        .heads = p.num_kv_heads,
                        .batch = has_pages(p) ? p.num_pages : batch_q,
-                       .box_rows = box_keys(p, tile)};
+                       .box_rows = box_keys(p, tile),
+                       .is_streamed = tile.splits_keys};
   if (Status bad = encode_operand(p, args.k, k, maps.k)) return bad;
   OperandShape v = k;
   v.columns = p.head_dim_v;

@@ -31,6 +31,21 @@ __device__ __forceinline__ void load_stage(u32 to, int rows, const TensorMap& ma
                               column + s * kSwizzleAtomCols, row, head, batch);
 }
 
+// Rows of a stage from `first` on become zeros, by the 128 threads of a warpgroup. Other threads
+// and wgmma see that behind fence_proxy_async() and a barrier.
+template <int kAtoms, int kRows>
+__device__ __forceinline__ void zero_rows(u32 stage, int first) {
+  const int thread = static_cast<int>(threadIdx.x) & 127;
+#pragma unroll 1
+  for (int i = first * 8 + thread; i < kRows * 8; i += 128)
+#pragma unroll
+    for (int atom = 0; atom < kAtoms; ++atom)
+      asm volatile(
+          "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(stage + atom * kRows * 128 + i * 16),
+          "r"(0)
+          : "memory");
+}
+
 // Where the keys of a tile lie in the tensors. The pages of a sequence are a row of the block
 // table.
 struct KeyOrigin {
@@ -75,8 +90,8 @@ class KeyPages {
 // number it has read before the wait.
 template <int kAtoms, int kKeys, class Info>
 __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& pages, const Info& info,
-                                                 int n, u32 to, const TensorMap& map, u32 full,
-                                                 u32 empty, u32 parity) {
+                                                 int n, u32 to, const TensorMap& map, u64 policy,
+                                                 u32 full, u32 empty, u32 parity) {
   const int batch_idx = info(offsetof(TileInfo, batch));
   const int seqlen_k = info(offsetof(TileInfo, seqlen_k));
   const int row_k = info(offsetof(TileInfo, row_k));
@@ -95,7 +110,7 @@ __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& page
   while (has_box) {
 #pragma unroll
     for (int s = 0; s < kAtoms; ++s)
-      cp_async_bulk_tensor_load(to + s * kKeys * 128, &map, full, kEvictLast, s * kSwizzleAtomCols,
+      cp_async_bulk_tensor_load(to + s * kKeys * 128, &map, full, policy, s * kSwizzleAtomCols,
                                 slot, kv_head, page);
     i += 32 * p.box_keys;
     has_box = i < kKeys;

@@ -118,7 +118,7 @@ class Scheduler {
           first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
       const int m_blocks = (mine.seqlen_q + p_.tiles.tile_queries - 1) / p_.tiles.tile_queries;
       int tiles = m_blocks * p_.tiles.tile_heads;
-      if (has_splits()) tiles *= num_splits(mine.seqlen_k);
+      if (has_splits()) tiles *= num_splits(mine.seqlen_k, p_.splits.num_short);
       int end = tiles;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -143,7 +143,7 @@ class Scheduler {
               p_.tiles.tile_heads);
       int in_sequence = t - of_owner(end - tiles);
       if (has_splits()) {
-        const int splits = num_splits(rows_.seqlen_k);
+        const int splits = num_splits(rows_.seqlen_k, p_.splits.num_short);
         split_ = in_sequence % splits;
         in_sequence /= splits;
       }
@@ -158,9 +158,9 @@ class Scheduler {
   // The k-blocks of the tile's split, of [begin, end): none where `end` is `begin`.
   __device__ BlockRange blocks_of_split(int begin, int end) const {
     if (!has_splits()) return {begin, end};
-    const int first = split_begin(split_) / kTile.keys;
+    const int first = split_begin(split_, p_.splits.num_short) / kTile.keys;
     begin = max(begin, first);
-    end = min(end, split_begin(split_ + 1) / kTile.keys);
+    end = min(end, split_begin(split_ + 1, p_.splits.num_short) / kTile.keys);
     return begin < end ? BlockRange{begin, end} : BlockRange{first, first};
   }
 

@@ -37,7 +37,8 @@ struct ScaledScores {
     return fmaf(x, c, -row_max_ref);
   }
   __device__ __forceinline__ float masked(float x, int) const { return x; }
-  __device__ __forceinline__ float to_log2(float x, int) const { return x * c; }
+  // Rounded: the compiler would fuse it with what is subtracted, in some kernels and not in others.
+  __device__ __forceinline__ float to_log2(float x, int) const { return __fmul_rn(x, c); }
 };
 
 // The maximum of this thread's columns of each row.
@@ -160,7 +161,7 @@ struct Softmax {
       const float growth = moves ? fminf(__log2f(max[r]), 126.0f) : 0.0f;
       factor[r] = ex2_approx_ftz(-growth);
       row_max_ref[r] += growth;
-      sum[r] *= factor[r];
+      sum[r] = __fmul_rn(sum[r], factor[r]);
     }
     return true;
   }
@@ -183,7 +184,7 @@ struct Softmax {
         const float next =
             grows(new_max, r) ? score.to_log2(new_max, r) - kLog2Scale : row_max_ref[r];
         factor[r] = grows(new_max, r) ? ex2_approx_ftz(row_max_ref[r] - next) : 1.0f;
-        sum[r] *= factor[r];
+        sum[r] = __fmul_rn(sum[r], factor[r]);
         row_max_ref[r] = next;
       }
     }
@@ -202,7 +203,7 @@ struct PreciseSoftmax {
   float sum[2];
 
   __device__ __forceinline__ float row_max_ref(int r, float c) const {
-    return max[r] * c - kLog2Scale;
+    return __fmul_rn(max[r], c) - kLog2Scale;
   }
 
   __device__ __forceinline__ void init() {
@@ -218,7 +219,7 @@ struct PreciseSoftmax {
     for (int r = 0; r < 2; ++r) {
       const float next = fmaxf(max[r], block_max[r]);
       factor[r] = max[r] == next ? 1.0f : ex2_approx_ftz((max[r] - next) * c);
-      sum[r] *= factor[r];
+      sum[r] = __fmul_rn(sum[r], factor[r]);
       max[r] = next;
       const float max_ref = next == -INFINITY ? 0.0f : next;
 #pragma unroll

@@ -55,6 +55,10 @@ constexpr TileVariant kFewRowsVariants[] = {
 constexpr TileVariant kFewStrictVariants[] = {{kFewRows64, launch_few64},
                                               {kFewStrict128, launch_few128_strict},
                                               {kFewRows256, launch_few256}};
+constexpr TileVariant kTransposedVariants[] = {{kTransposed64Rows8, launch_transposed64_rows8},
+                                               {kTransposed64Rows16, launch_transposed64_rows16},
+                                               {kTransposed128Rows8, launch_transposed128_rows8},
+                                               {kTransposed128Rows16, launch_transposed128_rows16}};
 constexpr TileVariant kUnsplitVariants[] = {
     {kTile64, launch_hd64}, {kTile128, launch_hd128}, {kTile256, launch_hd256}};
 constexpr TileVariant kMergingVariants[] = {
@@ -84,7 +88,11 @@ bool is_strict(const Problem& p) {
 
 }  // namespace
 
-bool spans_splits(const Problem& p) { return p.seqlen_k > kShortSplitKeys && !p.has_sinks; }
+int num_short_splits(const Problem& p) { return is_strict(p) ? 0 : kNumShortSplits; }
+
+bool spans_splits(const Problem& p) {
+  return !p.has_sinks && p.seqlen_k > split_begin(1, num_short_splits(p));
+}
 
 const TileVariant* long_variant_of(const Problem& p) {
   if (is_strict(p)) return first_of(spans_splits(p) ? kMergingVariants : kUnsplitVariants, p);
@@ -98,7 +106,13 @@ const TileVariant* long_variant_of(const Problem& p) {
 
 const TileVariant* few_rows_variant_of(const Problem& p) {
   if (p.seqlen_q * group_size(p) > kGroupRows || p.num_splits != 0) return nullptr;
-  if (is_strict(p)) return first_of(kFewStrictVariants, p);
+  if (is_strict(p)) {
+    for (const TileVariant& v : kTransposedVariants)
+      if (p.seqlen_q * group_size(p) <= v.tile.transposed_rows &&
+          std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim)
+        return &v;
+    return first_of(kFewStrictVariants, p);
+  }
   return has_dropout(p) || p.strict_rows != 0 ? nullptr : first_of(kFewRowsVariants, p);
 }
 
