@@ -214,14 +214,17 @@ struct TransposedSmem {
   int offset_packed;    // [2][rows / 8][keys][8]: P as the B operand
   int offset_exchange;  // [2][8][rows] floats between warps
   int offset_flags;     // [2][4]
-  int offset_items;     // [kMaxItems] items of the CTA, from the counter
+  int offset_slots;     // [kItemSlots] PublishedItem
+  int offset_items;     // [kMaxItems] numbers of the items of the CTA
   int offset_again;     // [kMaxItems] their rows that are computed again
-  int offset_barriers;  // full and empty of the stages of K, of V, of Q
+  int offset_barriers;  // full and empty of the stages of K, of V, of Q, of the slots of items
   int bytes;
 };
 inline constexpr int kMaxItems = 256;  // of a CTA
+inline constexpr int kItemSlots = 4;   // published and not done
+inline constexpr int kItemBytes = 64;  // of a PublishedItem
 constexpr int num_transposed_barriers(const Tile& t) {
-  return 2 * (t.k_stages + t.v_stages + t.q_buffers);
+  return 2 * (t.k_stages + t.v_stages + t.q_buffers + kItemSlots);
 }
 constexpr TransposedSmem transposed_smem(const Tile& t) {
   TransposedSmem s{};
@@ -233,7 +236,8 @@ constexpr TransposedSmem transposed_smem(const Tile& t) {
   s.offset_packed = s.offset_probs + 2 * t.keys * t.transposed_rows * 4;
   s.offset_exchange = s.offset_packed + 2 * t.keys * t.transposed_rows * 2;
   s.offset_flags = s.offset_exchange + 2 * 8 * t.transposed_rows * 4;
-  s.offset_items = s.offset_flags + 2 * 4 * 4;
+  s.offset_slots = s.offset_flags + 2 * 4 * 4;
+  s.offset_items = s.offset_slots + kItemSlots * kItemBytes;
   s.offset_again = s.offset_items + kMaxItems * 4;
   s.offset_barriers = s.offset_again + kMaxItems * 4;
   s.bytes = s.offset_barriers + 8 * num_transposed_barriers(t);

@@ -112,10 +112,11 @@ TEST(TransposedTiles, RegionsFollowEachOther) {
     EXPECT_EQ(s.offset_packed - s.offset_probs, 2 * tile.keys * rows * 4);
     EXPECT_EQ(s.offset_exchange - s.offset_packed, 2 * tile.keys * rows * 2);
     EXPECT_EQ(s.offset_flags - s.offset_exchange, 2 * 8 * rows * 4);
-    EXPECT_EQ(s.offset_items - s.offset_flags, 2 * 4 * 4);
+    EXPECT_EQ(s.offset_slots - s.offset_flags, 2 * 4 * 4);
+    EXPECT_EQ(s.offset_items - s.offset_slots, kItemSlots * kItemBytes);
     EXPECT_EQ(s.offset_again - s.offset_items, kMaxItems * 4);
     EXPECT_EQ(s.offset_barriers - s.offset_again, kMaxItems * 4);
-    EXPECT_EQ(s.offset_probs % 16 + s.offset_flags % 16 + s.offset_items % 16, 0);
+    EXPECT_EQ(s.offset_probs % 16 + s.offset_flags % 16 + s.offset_slots % 16, 0);
     EXPECT_EQ(s.offset_barriers % 8, 0);
     EXPECT_EQ(s.bytes - s.offset_barriers, 8 * num_transposed_barriers(tile));
   }

@@ -33,14 +33,13 @@ __global__ void __launch_bounds__(kTransposedThreads, Variant::kTile.ctas)
   // Lanes initialise barriers one after the other, warps at the same time.
   if (const u32 i = threadIdx.x / 32 + threadIdx.x % 32 * (kTransposedThreads / 32);
       i < num_transposed_barriers(kTile))
-    mbarrier_init(smem + static_cast<u32>(kSmem.offset_barriers) + 8 * i, 1);
+    mbarrier_init(smem + static_cast<u32>(kSmem.offset_barriers) + 8 * i,
+                  TransposedBarriers<kTile>::arrivals(static_cast<int>(i)));
   // Rows of Q that no TMA box has.
   if (params.tiles.group_queries * params.tiles.pack != kTile.transposed_rows)
     for (int i = kSmem.offset_q + 16 * static_cast<int>(threadIdx.x); i < kSmem.offset_probs;
          i += 16 * kTransposedThreads)
       store_chunk(smem + static_cast<u32>(i), Chunk{});
-  for (int i = static_cast<int>(threadIdx.x); i < kMaxItems / 4; i += kTransposedThreads)
-    store_chunk(smem + static_cast<u32>(kSmem.offset_items + 16 * i), {{~0u, ~0u, ~0u, ~0u}});
   fence_mbarrier_init();
   fence_proxy_async();
   __syncthreads();
@@ -49,9 +48,9 @@ __global__ void __launch_bounds__(kTransposedThreads, Variant::kTile.ctas)
   if (warp < 4)
     SplitConsumer<kTile, typename Variant::Element>(params, smem).run();
   else if (warp == 4)
-    SplitProducer<kTile, false>(params, maps, smem).run();
+    SplitProducer<kTile, typename Variant::Element, false>(params, maps, smem).run();
   else
-    SplitProducer<kTile, true>(params, maps, smem).run();
+    SplitProducer<kTile, typename Variant::Element, true>(params, maps, smem).run();
 #endif
 }
 

@@ -41,27 +41,20 @@ class SplitConsumer {
         c_(p.scale_log2) {}
 
   __device__ __forceinline__ void run() {
-    const ItemList list = item_list<kTile>(smem_);
-    for_each_item<kTile>(
-        p_, smem_, blockIdx.x == 0 && warp_ == 0, [&](int k) { return list.get(k); },
-        [&](const SplitItem& item, u32 rows, u32 word) {
-          item_ = item;
-          return compute(rows, word);
-        });
+    PublishedItems<kTile> published(smem_);
+    for (;;) {
+      const PublishedItem x = published.read();
+      if (x.item.batch == kNoItem) return;
+      item_ = x.item;
+      sum_blocks(x.rows != 0);
+      store(x.rows, x.word);
+      sync();  // all warps have reported
+      published.release(x.loaded(), threadIdx.x == 0);
+    }
   }
 
  private:
   // ---- a split
-
-  // `rows`: those to compute again, by PreciseSoftmax, or 0.
-  __device__ __forceinline__ bool compute(u32 rows, u32 word) {
-    if (!item_.has_keys()) {
-      places().store_empty(warp_, lane_);
-      return false;
-    }
-    sum_blocks(rows != 0);
-    return store(rows, word);
-  }
 
   // One loop has all of it, so that the code is there once: the first P V and the last S are of
   // whatever lies in shared memory, too, and not used.
@@ -416,9 +409,9 @@ class SplitConsumer {
   // ---- results
   __device__ __forceinline__ TransposedRows<kTile, Element> places() const { return {p_, item_}; }
   // `rows`: those that were computed again, or 0. Otherwise rows that must be are written as well,
-  // and reported in `word`: true if there are any. O goes through the P of the last k-block, so
+  // and reported in `word`. O goes through the P of the last k-block, so
   // that a thread has eight columns of its own row.
-  __device__ __forceinline__ bool store(u32 rows, u32 word) {
+  __device__ __forceinline__ void store(u32 rows, u32 word) {
     const bool is_precise = rows != 0;
     const int row = row_of(kSummed);
     exchange_ ^= 1;
@@ -441,10 +434,9 @@ class SplitConsumer {
       overflows |= !places().write_chunk(buffers_.staged(buffer_, row, 8 * chunk), row, chunk,
                                          end.factor, is_written);
     if (is_precise || !__any_sync(0xffffffffu, is_written && overflows)) [[likely]]
-      return false;
+      return;
     const u32 again = __reduce_or_sync(0xffffffffu, is_written && overflows ? 1u << row : 0);
-    if (lane_ == 0) ItemList::report(word, again);
-    return true;
+    if (lane_ == 0) asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(word), "r"(again) : "memory");
   }
   __device__ __forceinline__ void stage_o() const {
 #pragma unroll

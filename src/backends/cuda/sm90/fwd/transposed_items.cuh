@@ -2,6 +2,8 @@
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/sm90/element.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/params.h"
 #include "backends/cuda/sm90/shared.cuh"
@@ -21,7 +23,7 @@ struct SplitItem {
   }
 };
 
-// What item i is, in ascending order of i. All lanes of a warp call it.
+// What item i is. All lanes of a warp call it.
 template <Tile kTile>
 class SplitItems {
  public:
@@ -47,8 +49,9 @@ class SplitItems {
   }
 
  private:
-  // 32 sequences at a time, from where the last search ended.
+  // 32 sequences at a time, from where the last search ended, unless i lies before.
   __device__ __forceinline__ bool find_by_lengths(int i, SplitItem& item) {
+    if (i < before_) first_ = before_ = 0;
     for (; first_ < p_.sizes.batch; first_ += 32) {
       Sequence mine{};
       if (first_ + lane_ < p_.sizes.batch)
@@ -110,69 +113,86 @@ class SplitItems {
   int first_ = 0, before_ = 0;
 };
 
-// Full and empty of the stages of K, V and Q.
+// Full and empty of the stages of K, V and Q, and of the slots of items.
 template <Tile kTile>
 struct TransposedBarriers {
   static constexpr int kKFull = 0, kKEmpty = kTile.k_stages, kVFull = 2 * kTile.k_stages,
                        kVEmpty = kVFull + kTile.v_stages, kQFull = kVEmpty + kTile.v_stages,
-                       kQEmpty = kQFull + kTile.q_buffers;
-  static_assert(kQEmpty + kTile.q_buffers == num_transposed_barriers(kTile));
+                       kQEmpty = kQFull + kTile.q_buffers, kItemFull = kQEmpty + kTile.q_buffers,
+                       kItemEmpty = kItemFull + kItemSlots;
+  static_assert(kItemEmpty + kItemSlots == num_transposed_barriers(kTile));
+  // Of a slot: the producer of V has read it, the consumers are done with the item.
+  static constexpr u32 arrivals(int i) { return i < kItemEmpty ? 1 : 2; }
 };
 
-// The numbers of the CTA's items, in shared memory: the producer of K stores each before it loads
-// it, others wait for it.
-struct ItemList {
-  u32 items, again;
+// What the producer of K publishes: an item, whose batch is kNoItem behind the last; where its rows
+// are reported that must be computed again; and which are, bit r for row r, or 0.
+struct alignas(16) PublishedItem {
+  SplitItem item;
+  u32 word, rows;
 
-  __device__ __forceinline__ void add(int k, int item) const {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(items + 4 * static_cast<u32>(k)),
-                 "r"(item)
-                 : "memory");
-  }
-  __device__ __forceinline__ int get(int k) const {
-    int item;
-    do {
-      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
-                   : "=r"(item)
-                   : "r"(items + 4 * static_cast<u32>(k))
-                   : "memory");
-    } while (item < 0);
-    return item;
-  }
-  // Where rows of an item are reported.
-  __device__ __forceinline__ u32 word(int k) const { return again + 4 * static_cast<u32>(k); }
-  static __device__ __forceinline__ void report(u32 word, u32 rows) {
-    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(word), "r"(rows) : "memory");
+  // All of it, for released_behind().
+  __device__ __forceinline__ u32 loaded() const {
+    return static_cast<u32>(item.batch ^ item.row_k ^ item.left ^ item.unmasked_end);
   }
 };
+static_assert(sizeof(PublishedItem) == kItemBytes);
+inline constexpr int kNoItem = -1;
+
 template <Tile kTile>
-__device__ __forceinline__ ItemList item_list(u32 smem) {
-  constexpr TransposedSmem kSmem = transposed_smem(kTile);
-  return {smem + static_cast<u32>(kSmem.offset_items), smem + static_cast<u32>(kSmem.offset_again)};
-}
-// More than there are.
-inline constexpr int kNoItem = 0x7fffffff;
+class PublishedItems {
+  using B = TransposedBarriers<kTile>;
 
-// Calls compute(item, rows, word) for the items of the CTA, in order, and once more for those of
-// which some rows are computed again, bit r of `rows` for row r; 0 the first time. `word`: where
-// they are reported; compute() says whether any was. next(k): the number of item k the first time.
-// All threads of the CTA call this.
-template <Tile kTile, class Next, class Compute>
-__device__ __forceinline__ void for_each_item(const Params& p, u32 smem, bool reports, Next next,
-                                              Compute compute) {
-  const ItemList list = item_list<kTile>(smem);
-  bool is_again = false, has_reports = false;
-#pragma unroll 1
-  do {
-    SplitItems<kTile> items(p, reports && !is_again);
-    SplitItem item;
-#pragma unroll 1
-    for (int k = 0; items.find(is_again ? list.get(k) : next(k), item); ++k) {
-      const u32 rows = is_again && item.has_keys() ? load_shared(list.word(k)) : 0;
-      if (!is_again || rows != 0) has_reports |= compute(item, rows, list.word(k));
+ public:
+  __device__ __forceinline__ explicit PublishedItems(u32 smem) : smem_(smem) {}
+
+  // By all threads of the producer and of the others, of which one arrives.
+  __device__ __forceinline__ void publish(const PublishedItem& x, bool arrives) {
+    mbarrier_wait(barrier(B::kItemEmpty), slot_.parity ^ 1);
+    if (arrives) {
+      Chunk chunks[kItemBytes / 16];
+      memcpy(chunks, &x, kItemBytes);
+#pragma unroll
+      for (int i = 0; i < kItemBytes / 16; ++i) store_chunk(address(i), chunks[i]);
+      mbarrier_arrive(barrier(B::kItemFull));
     }
-    is_again = !is_again && __syncthreads_or(has_reports ? 1 : 0) != 0;
-  } while (is_again);
-}
+    slot_.next();
+  }
+  // Until all that were published are done.
+  __device__ __forceinline__ void wait_for_all() const {
+    PublishedItems last = *this;
+    for (int i = 0; i < kItemSlots; ++i, last.slot_.next())
+      mbarrier_wait(last.barrier(B::kItemEmpty), last.slot_.parity ^ 1);
+  }
+
+  __device__ __forceinline__ PublishedItem read() const {
+    mbarrier_wait(barrier(B::kItemFull), slot_.parity);
+    Chunk chunks[kItemBytes / 16];
+#pragma unroll
+    for (int i = 0; i < kItemBytes / 16; ++i) chunks[i] = load_chunk(address(i));
+    PublishedItem x;
+    memcpy(&x, chunks, kItemBytes);
+    return x;
+  }
+  // `loaded`: what was read last from shared memory.
+  __device__ __forceinline__ void release(u32 loaded, bool arrives) {
+    const u32 empty = released_behind(loaded, barrier(B::kItemEmpty));
+    if (arrives) mbarrier_arrive(empty);
+    slot_.next();
+  }
+
+ private:
+  __device__ __forceinline__ u32 address(int chunk) const {
+    return smem_ + static_cast<u32>(transposed_smem(kTile).offset_slots + kItemBytes * slot_.stage +
+                                    16 * chunk);
+  }
+  __device__ __forceinline__ u32 barrier(int first) const {
+    return smem_ +
+           static_cast<u32>(transposed_smem(kTile).offset_barriers + 8 * (first + slot_.stage));
+  }
+
+  const u32 smem_;
+  Ring<kItemSlots> slot_;
+};
 
 }  // namespace headrace::cuda::sm90::fwd

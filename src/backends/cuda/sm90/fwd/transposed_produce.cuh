@@ -5,11 +5,11 @@
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/fwd/load_stage.cuh"
 #include "backends/cuda/sm90/fwd/tile_counter.cuh"
-#include "backends/cuda/sm90/fwd/transposed_items.cuh"
+#include "backends/cuda/sm90/fwd/transposed_rows.cuh"
 
 namespace headrace::cuda::sm90::fwd {
 
-template <Tile kTile, bool kIsV>
+template <Tile kTile, class Element, bool kIsV>
 class SplitProducer {
   using B = TransposedBarriers<kTile>;
   static constexpr TransposedSmem kSmem = transposed_smem(kTile);
@@ -18,35 +18,68 @@ class SplitProducer {
 
  public:
   __device__ __forceinline__ SplitProducer(const Params& p, const Maps& maps, u32 smem)
-      : p_(p), maps_(maps), smem_(smem), pages_(p) {}
+      : p_(p), maps_(maps), smem_(smem), published_(smem), pages_(p) {}
 
   __device__ __forceinline__ void run() {
-    const ItemList list = item_list<kTile>(smem_);
-    TileCounter counter(p_, static_cast<int>(threadIdx.x) & 31);
-    const auto next = [&](int k) {
-      if constexpr (kIsV) return list.get(k);
-      int item = k == kMaxItems - 1 ? kNoItem : static_cast<int>(blockIdx.x);
-      if (k > 0 && k < kMaxItems - 1)
-        item = static_cast<int>(gridDim.x) +
-               (p_.tile_counter != nullptr ? counter.next() : last_item_);
-      last_item_ = item;
-      if (is_first_lane()) list.add(k, item);
-      return item;
-    };
-    for_each_item<kTile>(p_, smem_, false, next, [&](const SplitItem& item, u32, u32) {
-      if (!item.has_keys()) return false;
-      if (!kIsV) load_q(item);
-      load_blocks(item);
-      return false;
-    });
-    if (!kIsV && p_.tile_counter != nullptr) counter.close();
+    if constexpr (kIsV)
+      follow();
+    else
+      lead();
   }
 
  private:
+  // K: takes items and publishes them, then once more those of which rows are computed again.
+  __device__ __forceinline__ void lead() {
+    SplitItem item{};
+    SplitItems<kTile> items(p_, blockIdx.x == 0);
+    TileCounter counter(p_, lane());
+    int count = 0, number = static_cast<int>(blockIdx.x);
+    const int grid = static_cast<int>(gridDim.x);
+    while (count < kMaxItems && items.find(number, item)) {
+      if (item.has_keys())
+        load_published({item, word(kSmem.offset_again, count), 0}, number, count++);
+      else
+        TransposedRows<kTile, Element>{p_, item}.store_empty(lane());
+      number = p_.tile_counter != nullptr ? counter.next() + grid : number + grid;
+    }
+    if (p_.tile_counter != nullptr) counter.close();
+    published_.wait_for_all();
+    for (int i = 0; i < count; ++i) {
+      const u32 rows = load_shared(word(kSmem.offset_again, i));
+      if (rows == 0) continue;
+      number = static_cast<int>(load_shared(word(kSmem.offset_items, i)));
+      items.find(number, item);
+      load_published({item, word(kSmem.offset_again, i), rows}, number, i);
+    }
+    item.batch = kNoItem;
+    published_.publish({item, 0, 0}, is_first_lane());
+  }
+  __device__ __forceinline__ void load_published(const PublishedItem& x, int number, int i) {
+    if (is_first_lane()) store_shared(word(kSmem.offset_items, i), static_cast<u32>(number));
+    published_.publish(x, is_first_lane());
+    __syncwarp();
+    load_q(x.item);
+    load_blocks(x.item);
+  }
+  // V.
+  __device__ __forceinline__ void follow() {
+    for (;;) {
+      const PublishedItem x = published_.read();
+      __syncwarp();
+      published_.release(x.loaded(), is_first_lane());
+      if (x.item.batch == kNoItem) return;
+      load_blocks(x.item);
+    }
+  }
+
+  __device__ __forceinline__ u32 word(int offset, int i) const {
+    return smem_ + static_cast<u32>(offset + 4 * i);
+  }
   __device__ __forceinline__ u32 barrier(int i) const {
     return smem_ + static_cast<u32>(kSmem.offset_barriers + 8 * i);
   }
-  static __device__ __forceinline__ bool is_first_lane() { return (threadIdx.x & 31) == 0; }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 31; }
+  static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
 
   __device__ __forceinline__ void load_q(const SplitItem& item) {
     if (is_first_lane()) {
@@ -107,8 +140,8 @@ class SplitProducer {
   const Params& p_;
   const Maps& maps_;
   const u32 smem_;
+  PublishedItems<kTile> published_;
   KeyPages pages_;
-  int last_item_ = 0;
   Ring<kStages> ring_;
   Ring<kTile.q_buffers> q_;
 };

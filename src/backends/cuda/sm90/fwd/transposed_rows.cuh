@@ -89,10 +89,10 @@ struct TransposedRows {
                       head_of(row));
   }
 
-  // No row sees a key of the split. O of such a split is not read.
-  __device__ __forceinline__ void store_empty(int warp, int lane) const {
+  // No row sees a key of the split. O of such a split is not read. By a warp.
+  __device__ __forceinline__ void store_empty(int lane) const {
     const int columns = static_cast<int>(p.sizes.head_dim_v);
-    for (int row = warp; row < kRows; row += 4) {
+    for (int row = 0; row < kRows; ++row) {
       if (!exists(row)) continue;
       if (has_splits()) {
         if (lane == 0) p.splits.weights[partial_row(row)] = {-INFINITY, 0.0f};
