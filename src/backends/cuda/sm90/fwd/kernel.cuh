@@ -1,5 +1,5 @@
 // Attention forward for Hopper: a persistent, warp-specialized kernel, from top to bottom:
-// producers, consumers (main loop, transition between tiles, recompute), kernel, launch.
+// consumers (main loop, splits, transition between tiles, recompute), kernel, launch.
 //
 // Warpgroup 0 has the scheduler warp and one thread each that loads Q and K, V, a bias by TMA. The
 // next one to three warpgroups are consumers: S = Q K^T, online softmax and O += P V for 64 query
