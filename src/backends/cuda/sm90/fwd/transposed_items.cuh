@@ -131,7 +131,7 @@ struct alignas(16) PublishedItem {
   SplitItem item;
   u32 word, rows;
 
-  // All of it, for released_behind().
+  // A word of each load of it, for released_behind().
   __device__ __forceinline__ u32 loaded() const {
     return static_cast<u32>(item.batch ^ item.row_k ^ item.left ^ item.unmasked_end);
   }
