@@ -165,6 +165,22 @@ TEST(StrictRowsErrors, AreReportedByTheCheck) {
   expect_reported_errors("cuda_sm90_fwd", 1, {.strict_rows = true});
 }
 
+// More items than the lists of all CTAs that run at once hold: those that start later have the
+// rest.
+TEST(StrictRowsItems, AreMoreThanRunningCtasHold) {
+  HEADRACE_NEEDS_GPU(90);
+  Sizes sizes{{}, {}, 1, 8, 8, 64};
+  for (int i = 0; i < 4500; ++i) {  // 36,000 items; 132 multiprocessors hold 33,792
+    sizes.lengths.push_back(1 + i % 3);
+    sizes.queries.push_back(1);
+  }
+  const Batch batch(sizes, "cuda_sm90_fwd");
+  const AttentionOptions options{.strict_rows = true};
+  const std::vector<Bits> one_each = batch.paged({16, false}, true, options, 1000000);
+  EXPECT_EQ(batch.paged({16, false}, true, options, 132), one_each);
+  expect_bits_alone(batch, true, options, one_each);
+}
+
 // More items than the list of a CTA holds: it takes a part, more CTAs the others.
 TEST(StrictRowsItems, AreMoreThanACtaHolds) {
   HEADRACE_NEEDS_GPU(90);

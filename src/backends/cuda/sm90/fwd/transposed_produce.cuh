@@ -35,11 +35,12 @@ class SplitProducer {
     TileCounter counter(p_, lane());
     int count = 0, number = static_cast<int>(blockIdx.x);
     const int grid = static_cast<int>(gridDim.x);
-    while (count < kMaxItems && items.find(number, item)) {
+    while (items.find(number, item)) {
       if (item.has_keys())
         load_published({item, word(kSmem.offset_again, count), 0}, number, count++);
       else
         TransposedRows<kTile, Element>{p_, item}.store_empty(lane());
+      if (count == kMaxItems) break;  // before it takes a number that other CTAs could have
       number = p_.tile_counter != nullptr ? counter.next() + grid : number + grid;
     }
     if (p_.tile_counter != nullptr) counter.close();
