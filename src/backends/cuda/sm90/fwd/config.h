@@ -34,7 +34,7 @@ struct Tile {
   int ctas = 1;              // of a multiprocessor
   bool merges_splits = false;  // sums the splits of its keys apart and merges them (SplitArgs)
   int transposed_rows = 0;     // 8 or 16: a kernel of its own with keys as M (transposed.cuh)
-  int k_stages = 2;
+  int k_stages = 2;            // of K in shared memory
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -121,7 +121,7 @@ constexpr int consumer_registers(const Tile& t) {
 }
 constexpr int mask_registers(const Tile& t) { return t.has_mask_warpgroup ? 72 : 0; }
 constexpr int launch_registers(const Tile& t) {
-  if (t.transposed_rows > 0) return 160;  // what ptxas takes at most
+  if (t.transposed_rows > 0) return 120;  // what ptxas takes at most
   return t.warpgroups == 1 && t.ctas == 1 ? 240 : warpgroups_of(t) == 3 ? 168 : 128;
 }
 constexpr bool shares_registers(const Tile& t) {

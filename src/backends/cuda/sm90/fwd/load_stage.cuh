@@ -90,8 +90,8 @@ class KeyPages {
 // number it has read before the wait.
 template <int kAtoms, int kKeys, class Info>
 __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& pages, const Info& info,
-                                                 int n, u32 to, const TensorMap& map, u64 policy,
-                                                 u32 full, u32 empty, u32 parity) {
+                                                 int n, u32 to, const TensorMap& map, u32 full,
+                                                 u32 empty, u32 parity) {
   const int batch_idx = info(offsetof(TileInfo, batch));
   const int seqlen_k = info(offsetof(TileInfo, seqlen_k));
   const int row_k = info(offsetof(TileInfo, row_k));
@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& page
   while (has_box) {
 #pragma unroll
     for (int s = 0; s < kAtoms; ++s)
-      cp_async_bulk_tensor_load(to + s * kKeys * 128, &map, full, policy, s * kSwizzleAtomCols,
+      cp_async_bulk_tensor_load(to + s * kKeys * 128, &map, full, kEvictLast, s * kSwizzleAtomCols,
                                 slot, kv_head, page);
     i += 32 * p.box_keys;
     has_box = i < kKeys;

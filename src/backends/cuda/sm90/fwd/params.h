@@ -50,7 +50,7 @@ inline constexpr float kLargestReference = 0x1p126f;  // above it: half a score
 // (merge.cuh), in shared memory or in `out`: [num_ctas, warpgroups, merged_bytes()] bytes.
 struct SplitArgs {
   int max_splits;        // of a sequence; 0: tiles have all keys
-  int num_short;         // the first splits are short
+  int num_short;         // so many of the first splits are short
   int rows;              // of a tile, at most
   float* out;            // [batch, tile_heads, max_splits, rows, head_dim_v]
   SplitWeight* weights;  // [batch, tile_heads, max_splits, rows]

@@ -112,8 +112,8 @@ class QkProducer {
     const u32 full = barrier(kBarriers.k_full + k_.stage);
     const u32 empty = barrier(kBarriers.k_empty + k_.stage);
     if constexpr (kHasPages)
-      load_paged_stage<kAtoms, kTile.keys>(p_, pages_, info, n, to, maps_.k, kEvictLast, full,
-                                           empty, k_.parity);
+      load_paged_stage<kAtoms, kTile.keys>(p_, pages_, info, n, to, maps_.k, full, empty,
+                                           k_.parity);
     else
       load_stage<kAtoms>(to, kTile.keys, maps_.k, kEvictLast, full, empty, k_.parity, 0,
                          keys.row + n * kTile.keys, keys.kv_head, keys.batch);
@@ -149,8 +149,8 @@ struct VProducer {
         const u32 full = barriers + 8 * (kBarriers.v_full + v.stage);
         const u32 empty = barriers + 8 * (kBarriers.v_empty + v.stage);
         if constexpr (kHasPages)
-          load_paged_stage<kAtoms, kTile.keys>(p, pages, info, n, to, maps.v, kEvictLast, full,
-                                               empty, v.parity);
+          load_paged_stage<kAtoms, kTile.keys>(p, pages, info, n, to, maps.v, full, empty,
+                                               v.parity);
         else
           load_stage<kAtoms>(to, kTile.keys, maps.v, kEvictLast, full, empty, v.parity, 0,
                              keys.row + n * kTile.keys, keys.kv_head, keys.batch);

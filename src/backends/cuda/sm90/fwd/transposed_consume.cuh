@@ -260,6 +260,7 @@ class SplitConsumer {
       max = fmaxf(max, __uint_as_float(load_shared(buffers_.exchange(exchange_, first + i, row))));
     return max;
   }
+
   // ---- P in shared memory
   __device__ __forceinline__ void store_probs() const {
 #pragma unroll
@@ -408,9 +409,10 @@ class SplitConsumer {
 
   // ---- results
   __device__ __forceinline__ TransposedRows<kTile, Element> places() const { return {p_, item_}; }
+
   // `rows`: those that were computed again, or 0. Otherwise rows that must be are written as well,
-  // and reported in `word`. O goes through the P of the last k-block, so
-  // that a thread has eight columns of its own row.
+  // and reported in `word`. O goes through the memory of the last P: a thread then has eight
+  // columns of one row.
   __device__ __forceinline__ void store(u32 rows, u32 word) {
     const bool is_precise = rows != 0;
     const int row = row_of(kSummed);

@@ -22,6 +22,7 @@ struct ShortVariant {
 // Whether keys of few rows, or with strict_rows of any number, have splits. With sinks, which count
 // once, they have none.
 bool spans_splits(const Problem& p);
+// How many of their splits are short (config.h).
 int num_short_splits(const Problem& p);
 // That of long sequences, with strict_rows and plain scores one that merges the splits of few rows;
 // null above 256.
