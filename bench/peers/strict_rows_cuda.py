@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """strict_rows on the GPU beside the default, in one process: decode steps, few queries, and prompts. With strict_rows
-the last query must have the same bits alone. Times are of calls in a CUDA graph. Rounds alternate; before each, a
-stream through 192 MB flushes the L2."""
+the last query must have the same bits alone, over contiguous keys. --page-size: over shuffled pages. Times are of calls
+in a CUDA graph. Rounds alternate; before each, a stream through 192 MB flushes the L2."""
 
 import dataclasses
 import sys
@@ -56,8 +56,12 @@ def run_case(library, case, options, evict):
     q, k, v = random(case.queries, case.heads), random(case.seqlen, case.kv_heads), random(case.seqlen, case.kv_heads)
     outs = [torch.empty_like(q), torch.empty_like(q)]
     causal = headrace_abi.CAUSAL_BOTTOM_RIGHT if case.queries > 1 else headrace_abi.CAUSAL_NONE
+    operands, tables = (k, v), {}
+    if options.page_size:
+        *operands, table, used = decode_cuda.shuffled_pages(case, k, v, options.page_size)
+        tables = {"block_table": table, "seqused_k": used}
     sides = [
-        decode_cuda.Calls(library, (q, k, v, out), causal=causal, strict_rows=is_strict)
+        decode_cuda.Calls(library, (q, *operands, out), tables, causal=causal, strict_rows=is_strict)
         for is_strict, out in enumerate(outs)
     ]
     for side in sides:
@@ -72,7 +76,7 @@ def run_case(library, case, options, evict):
     return {
         "case": case.name, "group": "prompts" if case.queries > 16 else "decode", **dataclasses.asdict(case),
         "default_us": us["default"], "strict_us": us["strict"], "ratio": us["default"] / us["strict"],
-        "difference": difference,
+        "page_size": options.page_size, "difference": difference,
         "has_equal_bits": has_equal_bits,
         "is_correct": bool(torch.isfinite(outs[1]).all()) and difference <= 2e-2 and has_equal_bits,
         "default_kernel": sides[0].kernel, "kernel": sides[1].kernel, "rounds_us": times,
@@ -80,5 +84,7 @@ def run_case(library, case, options, evict):
 
 
 if __name__ == "__main__":
-    options = decode_cuda.make_parser(__doc__, FORMATS).parse_args()
+    parser = decode_cuda.make_parser(__doc__, FORMATS)
+    parser.add_argument("--page-size", type=int, default=0, help="keys of a page; 0: contiguous keys")
+    options = parser.parse_args()
     sys.exit(decode_cuda.run_cases("strict_rows_cuda", options, CASES, run_case, FORMATS))
