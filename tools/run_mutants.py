@@ -141,7 +141,9 @@ ON_CUDA = {
     ),
     "cuda_decode_prefix": (gtest("CUDA prefixes", "tests/cuda/headrace_cuda_capi_tests", "*DecodePrefix*"),),
     "cuda_sm80_codes": (gtest("CUDA codes", "tests/cuda/headrace_cuda_tests", "CudaCodes*"),),
-    "cuda_pages": (gtest("CUDA pages", "tests/cuda/headrace_cuda_capi_tests", "CudaPageIndptr.*"),),
+    "cuda_pages": (
+        gtest("CUDA pages", "tests/cuda/headrace_cuda_capi_tests", "CudaPageIndptr.*:*PrefillPages*"),
+    ),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
     "cuda_sparq": (gtest("CUDA SparQ", "tests/cuda/headrace_cuda_tests", "CudaSparq*"),),
     "cuda_append_attention": (

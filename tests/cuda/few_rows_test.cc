@@ -13,7 +13,7 @@ constexpr const char* kName = "cuda_sm90_fwd";
 
 // Lengths around splits of 1024 and, from 4096 keys on, 2048 keys and around k-blocks of 64 and
 // 128; head dims of each tile; groups of heads, up to 64 rows of each. Those of up to 16 rows and
-// 128 columns have another kernel.
+// 128 columns have another kernel, and of more columns tiles with keys as M.
 std::vector<Sizes> all_sizes() {
   return {
       {{2048, 1, 1025, 0, 10000, 6144}, {1, 1, 1, 1, 1, 1}, 1, 8, 2, 256},
@@ -23,6 +23,9 @@ std::vector<Sizes> all_sizes() {
       {{9001, 70}, {64, 64}, 64, 2, 2, 96, DType::f16},
       {{3000, 40000}, {1, 1}, 1, 20, 1, 80},
       {{12345}, {1}, 1, 64, 1, 248},
+      // Alone some of them have keys as M, of tiles of 8 or 16 rows.
+      {{5000, 300, 2049, 64, 1023}, {1, 5, 2, 3, 4}, 5, 4, 1, 256},
+      {{4097, 3000, 1}, {2, 9, 1}, 9, 4, 2, 136, DType::f16},
   };
 }
 

@@ -53,7 +53,7 @@ TEST_P(PrefillPages, HaveTheBitsOfTheSequenceAlone) {
   const Batch batch(GetParam(), kName);
   const bool is_small = batch.sizes().batch() < 100;
   for (const auto& [name, options] : all_features())
-    for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 256})
+    for (const std::int64_t page_size : {1, 3, 4, 8, 16, 24, 64, 256})
       for (const bool is_ragged : {false, true}) {
         if (!is_small && page_size != 16) continue;
         const bool is_hnd = (page_size + (is_ragged ? 1 : 0)) % 2 == 0;
@@ -62,6 +62,22 @@ TEST_P(PrefillPages, HaveTheBitsOfTheSequenceAlone) {
         expect_bits_alone(batch, is_ragged, options,
                           batch.paged({page_size, is_hnd}, is_ragged, options));
       }
+}
+
+// References beyond what the usual arithmetic takes: all rows are computed again, in tiles that
+// merge splits each split at once, so k-blocks do not only follow each other from right to left.
+TEST(PrefillPagesAgain, HaveTheBitsOfTheSequenceAlone) {
+  HEADRACE_NEEDS_GPU(90);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const Batch batch({{2600, 5000, 300}, {100, 130, 70}, 130, 2, 1, dim}, kName);
+    for (const bool is_strict : {true, false})
+      for (const std::int64_t page_size : {4, 16, 64, 128}) {
+        SCOPED_TRACE("page size " + std::to_string(page_size));
+        const AttentionOptions options{
+            .softmax_scale = 20000, .causal = Causal::bottom_right, .strict_rows = is_strict};
+        expect_bits_alone(batch, true, options, batch.paged({page_size, false}, true, options));
+      }
+  }
 }
 
 TEST_P(PrefillPages, DoNotDependOnTheNumberOfCtas) {

@@ -97,7 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Kernels, StrictRows,
                                            // Scores that outgrow those of the first keys.
                                            Shape{5000, 400, 8, 2, 128, 128, DType::bf16, -1, 3},
                                            Shape{4500, 400, 4, 1, 64, 64, DType::bf16, 2500, 8},
-                                           Shape{4500, 300, 2, 1, 128, 128, DType::f16, -1, 3}),
+                                           Shape{4500, 300, 2, 1, 128, 128, DType::f16, -1, 3},
+                                           Shape{4500, 300, 4, 1, 256, 256, DType::bf16, -1, 3}),
                          [](const auto& test) { return "Shape" + std::to_string(test.index); });
 
 // ---- up to 16 rows over pages
@@ -106,7 +107,7 @@ class StrictRowsOverPages : public ::testing::TestWithParam<Sizes> {
   void SetUp() override { HEADRACE_NEEDS_GPU(90); }
 };
 
-// Tiles of 8 and 16 rows, of 64 and 128 columns, not all filled. Lengths around splits and
+// Tiles of 8 and 16 rows, of 64, 128 and 256 columns, not all filled. Lengths around splits and
 // k-blocks.
 std::vector<Sizes> sizes_of_few_rows() {
   return {
@@ -117,6 +118,8 @@ std::vector<Sizes> sizes_of_few_rows() {
       {{9001, 70}, {13, 16}, 16, 2, 2, 80, DType::f16},
       {{3000, 40000}, {1, 1}, 1, 11, 1, 64},
       {{2300, 300, 5000}, {3, 2, 3}, 3, 5, 1, 120},
+      {{2048, 1, 2049, 0, 6144}, {1, 1, 1, 1, 1}, 1, 8, 2, 256},
+      {{6200, 63, 64, 4097}, {2, 2, 1, 2}, 2, 16, 2, 192, DType::f16},
   };
 }
 
@@ -124,8 +127,8 @@ std::vector<Sizes> sizes_of_few_rows() {
 TEST_P(StrictRowsOverPages, HaveTheBitsOfTheSequenceAlone) {
   const Batch batch(GetParam(), "cuda_sm90_fwd");
   for (const std::int64_t window : {-1, 70, 3000})
-    for (const Pages& pages :
-         {Pages{1, false}, Pages{16, true}, Pages{24, false, true}, Pages{256, true}})
+    for (const Pages& pages : {Pages{1, false}, Pages{4, false}, Pages{16, true},
+                               Pages{24, false, true}, Pages{256, true}})
       for (const bool is_ragged : {false, true}) {
         SCOPED_TRACE("page size " + std::to_string(pages.size) + ", window " +
                      std::to_string(window) + (is_ragged ? ", ragged" : ""));
@@ -176,9 +179,9 @@ TEST(StrictRowsItems, AreMoreThanRunningCtasHold) {
   }
   const Batch batch(sizes, "cuda_sm90_fwd");
   const AttentionOptions options{.strict_rows = true};
-  const std::vector<Bits> one_each = batch.paged({16, false}, true, options, 1000000);
-  EXPECT_EQ(batch.paged({16, false}, true, options, 132), one_each);
-  expect_bits_alone(batch, true, options, one_each);
+  const std::vector<Bits> expected = batch.paged({16, false}, true, options, 1024);
+  EXPECT_EQ(batch.paged({16, false}, true, options, 132), expected);
+  expect_bits_alone(batch, true, options, expected);
 }
 
 // More items than the list of a CTA holds: it takes a part, more CTAs the others.
@@ -398,22 +401,27 @@ TEST(StrictRowsPlans, SplitKeysOfAnyNumberOfRows) {
     }
 }
 
-// Up to 16 rows have keys as M.
+// Up to 16 rows have keys as M, of more than 128 columns also without strict_rows. Fewer columns
+// are then another kernel's.
 TEST(StrictRowsPlans, HaveTilesOfTheirRows) {
   Problem p = problem_of_5000_keys();
-  p.strict_rows = 1;
   p.num_heads = p.num_kv_heads = 4;
-  for (const std::int64_t head_dim : {64, 72, 128})
-    for (const auto& [queries, tile] : {std::pair{1, "tile_m 8,"},
-                                        {8, "tile_m 8,"},
-                                        {9, "tile_m 16,"},
-                                        {16, "tile_m 16,"},
-                                        {17, "tile_m 64,"}}) {
-      p.head_dim = p.head_dim_v = head_dim;
-      p.seqlen_q = queries;
-      const Plan plan = plan_attention(p, device_from_text("sm90:132"));
-      EXPECT_NE(std::string(plan.explain()).find(tile), std::string::npos) << plan.explain();
-    }
+  for (const bool is_strict : {true, false})
+    for (const std::int64_t head_dim : {64, 72, 128, 136, 256})
+      for (const auto& [queries, tile] : {std::pair{1, "tile_m 8,"},
+                                          {8, "tile_m 8,"},
+                                          {9, "tile_m 16,"},
+                                          {16, "tile_m 16,"},
+                                          {17, "tile_m 64,"}}) {
+        p.strict_rows = is_strict ? 1 : 0;
+        p.head_dim = p.head_dim_v = head_dim;
+        p.seqlen_q = queries;
+        const Plan plan = plan_attention(p, device_from_text("sm90:132"));
+        if (!is_strict && head_dim <= 128 && queries <= 16)
+          EXPECT_STREQ(plan.kernel(), "cuda_sm90_decode");
+        else
+          EXPECT_NE(std::string(plan.explain()).find(tile), std::string::npos) << plan.explain();
+      }
 }
 
 }  // namespace

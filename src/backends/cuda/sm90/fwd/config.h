@@ -5,6 +5,7 @@
 // iteration of the main loop.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda/common/constants.h"
@@ -104,10 +105,11 @@ constexpr int rows_of(const Tile& t) { return group_rows(t) * t.warpgroups; }
 constexpr int warpgroups_of(const Tile& t) {
   return 1 + t.warpgroups + (t.has_mask_warpgroup ? 1 : 0);
 }
-// With keys as M: consumers, a warp that loads K, one that loads V.
-inline constexpr int kTransposedThreads = 128 + 2 * 32;
+// With keys as M: the warps that load K, and as many that load V. Each has a part of the columns,
+// as one would issue the boxes of pages of 16 keys more slowly than the memory has them.
+constexpr int transposed_loaders(const Tile& t) { return t.head_dim > kSwizzleAtomCols ? 2 : 1; }
 constexpr int threads_of(const Tile& t) {
-  return t.transposed_rows > 0 ? kTransposedThreads : 128 * warpgroups_of(t);
+  return t.transposed_rows > 0 ? 128 + 2 * 32 * transposed_loaders(t) : 128 * warpgroups_of(t);
 }
 
 // Registers of a thread after setmaxnreg. A CTA starts with what its launch bounds give each
@@ -210,7 +212,7 @@ struct TransposedSmem {
   int stage;
   int offset_k, offset_v;
   int offset_q;         // [2]
-  int offset_probs;     // [2][keys][rows] floats: P
+  int offset_probs;     // [2][keys][rows] floats: P; then [rows][head_dim] floats: O
   int offset_packed;    // [2][rows / 8][keys][8]: P as the B operand
   int offset_exchange;  // [2][8][rows] floats between warps
   int offset_flags;     // [2][4]
@@ -233,7 +235,7 @@ constexpr TransposedSmem transposed_smem(const Tile& t) {
   s.offset_q = s.offset_v + t.v_stages * s.stage;
   s.offset_probs = s.offset_q + t.q_buffers * num_swizzle_atoms(t.head_dim) * t.transposed_rows *
                                     kSwizzleRowBytes;
-  s.offset_packed = s.offset_probs + 2 * t.keys * t.transposed_rows * 4;
+  s.offset_packed = s.offset_probs + std::max(2 * t.keys, t.head_dim) * t.transposed_rows * 4;
   s.offset_exchange = s.offset_packed + 2 * t.keys * t.transposed_rows * 2;
   s.offset_flags = s.offset_exchange + 2 * 8 * t.transposed_rows * 4;
   s.offset_slots = s.offset_flags + 2 * 4 * 4;
@@ -306,22 +308,25 @@ inline constexpr Tile kStrict128 =
 inline constexpr Tile kStrict256 = merging(kTile256);
 // With the k-blocks of kFewRows128 prompts took 6 % longer.
 inline constexpr Tile kFewStrict128 = few_rows({128, 128, 128, 1, false, 1, true, false});
-// Up to 16 strict rows.
-constexpr Tile transposed(int dim, int rows, int k_stages, int v_stages) {
-  Tile t{dim, dim, 128, 1, false, 2, false, false};
+// Up to 16 rows, of 256 columns also without strict_rows.
+constexpr Tile transposed(int dim, int rows, int keys, int k_stages, int v_stages) {
+  Tile t{dim, dim, keys, 1, false, 2, false, false};
   t.splits_keys = true;
   t.transposed_rows = rows;
   t.k_stages = k_stages;
   t.v_stages = v_stages;
   return t;
 }
-inline constexpr Tile kTransposed64Rows8 = transposed(64, 8, 12, 12);
-inline constexpr Tile kTransposed64Rows16 = transposed(64, 16, 12, 10);
-inline constexpr Tile kTransposed128Rows8 = transposed(128, 8, 6, 6);
-inline constexpr Tile kTransposed128Rows16 = transposed(128, 16, 6, 5);
+inline constexpr Tile kTransposed64Rows8 = transposed(64, 8, 128, 12, 12);
+inline constexpr Tile kTransposed64Rows16 = transposed(64, 16, 128, 12, 10);
+inline constexpr Tile kTransposed128Rows8 = transposed(128, 8, 128, 6, 6);
+inline constexpr Tile kTransposed128Rows16 = transposed(128, 16, 128, 6, 5);
+inline constexpr Tile kTransposed256Rows8 = transposed(256, 8, 64, 3, 3);
+inline constexpr Tile kTransposed256Rows16 = transposed(256, 16, 64, 3, 2);
 static_assert(kStrict64.keys == kFewRows64.keys && kTile64.keys == kFewRows64.keys &&
               kStrict128.keys == kFewStrict128.keys && kTile128.keys == kFewStrict128.keys &&
-              kStrict256.keys == kFewRows256.keys && kTile256.keys == kFewRows256.keys);
+              kStrict256.keys == kFewRows256.keys && kTile256.keys == kFewRows256.keys &&
+              kTransposed256Rows8.keys == kFewRows256.keys);
 // Softcap needs registers: no third consumer. Two Q in shared memory let tiles overlap without a Q
 // in registers.
 inline constexpr Tile kSoftcap64 = with_pingpong({64, 64, 128, 2, true, 1, true, true});

@@ -86,8 +86,8 @@ TEST(HopperSplits, OfMergingTilesAreThoseOfStrictRows) {
                 split_begin(split_of(n * tile.keys, 0), 0));
 }
 
-constexpr Tile kTransposed[] = {kTransposed64Rows8, kTransposed64Rows16, kTransposed128Rows8,
-                                kTransposed128Rows16};
+constexpr Tile kTransposed[] = {kTransposed64Rows8,   kTransposed64Rows16, kTransposed128Rows8,
+                                kTransposed128Rows16, kTransposed256Rows8, kTransposed256Rows16};
 
 TEST(TransposedTiles, FitSharedMemory) {
   for (const Tile& tile : kTransposed) {
@@ -109,7 +109,9 @@ TEST(TransposedTiles, RegionsFollowEachOther) {
     EXPECT_EQ(s.offset_v, tile.k_stages * s.stage);
     EXPECT_EQ(s.offset_q - s.offset_v, tile.v_stages * s.stage);
     EXPECT_EQ(s.offset_probs - s.offset_q, tile.q_buffers * rows * tile.head_dim * 2);
-    EXPECT_EQ(s.offset_packed - s.offset_probs, 2 * tile.keys * rows * 4);
+    // Both P, then O.
+    const int probs = 2 * tile.keys * rows * 4, out = rows * tile.head_dim * 4;
+    EXPECT_EQ(s.offset_packed - s.offset_probs, probs > out ? probs : out);
     EXPECT_EQ(s.offset_exchange - s.offset_packed, 2 * tile.keys * rows * 2);
     EXPECT_EQ(s.offset_flags - s.offset_exchange, 2 * 8 * rows * 4);
     EXPECT_EQ(s.offset_slots - s.offset_flags, 2 * 4 * 4);

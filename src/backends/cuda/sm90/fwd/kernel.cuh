@@ -72,10 +72,10 @@ class Consumer {
   using QK = WgmmaM64K16<typename Element::Operand, kKeys>;
   using PV = WgmmaM64K16<typename Element::Operand, kDimV>;
 
-  // Where few rows have tiles, ptxas may leave a load of the TileInfo in flight that only other
-  // tiles wait for.
+  // Where few rows have tiles, and with V of fewer columns, ptxas may leave a load of the TileInfo
+  // in flight that only other tiles wait for.
   __device__ __forceinline__ void finish_flush(WorkTile work) const {
-    if constexpr (kTile.splits_keys)
+    if constexpr (kTile.splits_keys || kDimV < kDim)
       work.slot =
           static_cast<int>(released_behind(work.loaded_words(), static_cast<u32>(work.slot)));
     ctx_.arrive_tile_done(work);
@@ -510,7 +510,7 @@ class Consumer {
 // ---- the kernel
 
 template <Tile kTile>
-__device__ __forceinline__ void init_barriers(u32 smem) {
+__device__ __forceinline__ void init_barriers(u32 smem, bool has_pages) {
   constexpr BarrierPlan b = barrier_plan(kTile);
   const auto init = [&](int first, int count, u32 arrivals) {
     for (int i = first; i < first + count; ++i)
@@ -525,9 +525,10 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_empty, kTile.v_stages, kTile.warpgroups);
   init(b.tile_info_read, 1, 1);
   init(b.tile_info_full, kTileInfoStages, 1);
-  init(
-      b.tile_done, kTileInfoStages,
-      2 + 4 * kTile.warpgroups + (kTile.has_tma_bias ? 1 : 0) + (kTile.has_mask_warpgroup ? 4 : 0));
+  init(b.tile_done, kTileInfoStages,
+       2 + 4 * kTile.warpgroups + (kTile.has_tma_bias ? 1 : 0) +
+           (kTile.has_mask_warpgroup ? 4 : 0) +
+           (has_pages && has_two_producers_of_k(kTile) ? 1 : 0));
   if constexpr (kTile.has_tma_bias) {
     init(b.bias_full, kTile.warpgroups, 1);
     init(b.bias_empty, kTile.warpgroups, 4);
@@ -564,7 +565,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), Variant::kTile.cta
     if constexpr (kTile.has_tma_store) prefetch_tensormap(&maps.out);
     if constexpr (kTile.has_tma_bias)
       if (params.has_tma_bias != 0) prefetch_tensormap(&maps.bias);
-    init_barriers<kTile>(smem);
+    init_barriers<kTile>(smem, params.pages.block_table != nullptr);
   }
   __syncthreads();
   griddep_launch_dependents();
@@ -591,9 +592,13 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), Variant::kTile.cta
     return;
   }
   if constexpr (reads_pages(kTile, Variant::kScoreMod)) {
-    if (params.pages.block_table != nullptr && warp != 3) {
-      if (warp == 0) QkProducer<kTile, true>(params, maps, smem).run();
+    if (params.pages.block_table != nullptr && !(kTile.has_tma_bias && warp == 3)) {
+      constexpr bool kHasTwo = has_two_producers_of_k(kTile);
+      if (warp == 0)
+        QkProducer<kTile, true, kHasTwo ? Columns::first : Columns::all>(params, maps, smem).run();
       if (warp == 2) VProducer<kTile, true>{params, maps, smem}.run();
+      if constexpr (kHasTwo)
+        if (warp == 3) QkProducer<kTile, true, Columns::second>(params, maps, smem).run();
       return;
     }
   }

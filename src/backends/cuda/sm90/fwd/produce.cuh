@@ -1,4 +1,5 @@
-// The producers of the forward: one thread each; of keys in pages a warp each, a lane for a page.
+// The producers of the forward: one thread each; of keys in pages a warp each, or two for K, a lane
+// for a page.
 #pragma once
 
 #include <cstddef>
@@ -56,14 +57,24 @@ __device__ __forceinline__ void for_each_k_block(int tile, int n_max, int n_min,
   }
 }
 
-template <Tile kTile, bool kHasPages>
+// Which columns of K a warp loads.
+enum class Columns { all, first, second };
+// K in pages has two warps, each with half of the swizzle atoms: of one, consumers would wait for
+// the last of 16 boxes.
+constexpr bool has_two_producers_of_k(const Tile& t) {
+  return num_swizzle_atoms(t.head_dim) > 1 && !t.has_tma_bias;
+}
+
+// The first of them also loads Q.
+template <Tile kTile, bool kHasPages, Columns kColumns = Columns::all>
 class QkProducer {
  public:
   __device__ QkProducer(const Params& p, const Maps& maps, u32 smem)
       : p_(p), maps_(maps), smem_(smem), pages_(p) {}
 
   __device__ void run() {
-    for_each_tile<kTile, kHasPages, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
+    constexpr bool kHasQ = kColumns != Columns::second;
+    for_each_tile<kTile, kHasPages, kHasQ>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
       const int row_q = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
       const int head = info(offsetof(TileInfo, head));
       [[maybe_unused]] KeyOrigin keys{};
@@ -72,12 +83,13 @@ class QkProducer {
       // A Q with one buffer waits for the last S of the tile before; the first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
       bool has_q = !kQWaits;
-      if (has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
+      if (kHasQ && has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
       for_each_k_block<kTile>(info(offsetof(TileInfo, tile)), n_max, n_min, [&](int n) {
         load_k(info, keys, n);
-        if (!has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
+        if (kHasQ && !has_q && arrives<kHasPages>()) load_q(row_q, head, batch);
         has_q = true;
       });
+      if constexpr (kHasPages && keeps_entries(num_swizzle_atoms(kTile.head_dim))) pages_.leave();
     });
   }
 
@@ -112,8 +124,9 @@ class QkProducer {
     const u32 full = barrier(kBarriers.k_full + k_.stage);
     const u32 empty = barrier(kBarriers.k_empty + k_.stage);
     if constexpr (kHasPages)
-      load_paged_stage<kAtoms, kTile.keys>(p_, pages_, info, n, to, maps_.k, full, empty,
-                                           k_.parity);
+      load_paged_stage<kAtoms, kColumns == Columns::second ? kAtoms / 2 : 0,
+                       kColumns == Columns::first ? kAtoms / 2 : kAtoms, kTile.keys>(
+          p_, pages_, info, n, to, maps_.k, full, empty, k_.parity);
     else
       load_stage<kAtoms>(to, kTile.keys, maps_.k, kEvictLast, full, empty, k_.parity, 0,
                          keys.row + n * kTile.keys, keys.kv_head, keys.batch);
@@ -149,13 +162,14 @@ struct VProducer {
         const u32 full = barriers + 8 * (kBarriers.v_full + v.stage);
         const u32 empty = barriers + 8 * (kBarriers.v_empty + v.stage);
         if constexpr (kHasPages)
-          load_paged_stage<kAtoms, kTile.keys>(p, pages, info, n, to, maps.v, full, empty,
-                                               v.parity);
+          load_paged_stage<kAtoms, 0, kAtoms, kTile.keys>(p, pages, info, n, to, maps.v, full,
+                                                          empty, v.parity);
         else
           load_stage<kAtoms>(to, kTile.keys, maps.v, kEvictLast, full, empty, v.parity, 0,
                              keys.row + n * kTile.keys, keys.kv_head, keys.batch);
         v.next();
       });
+      if constexpr (kHasPages && keeps_entries(num_swizzle_atoms(kTile.head_dim_v))) pages.leave();
     });
   }
 };

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90::fwd {
 
 Status launch_transposed128_rows8(const Call& call) {
-  return launch_transposed_tile<kTransposed128Rows8>(
-      "cuda_sm90_fwd<bf16, 128, 8 strict rows>", "cuda_sm90_fwd<f16, 128, 8 strict rows>", call);
+  return launch_transposed_tile<kTransposed128Rows8>("cuda_sm90_fwd<bf16, 128, 8 rows>",
+                                                     "cuda_sm90_fwd<f16, 128, 8 rows>", call);
 }
 
 }  // namespace headrace::cuda::sm90::fwd

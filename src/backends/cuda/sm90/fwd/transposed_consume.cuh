@@ -27,8 +27,8 @@ class SplitConsumer {
   // Rows of a thread, and the one whose P it adds.
   static constexpr int kMine = Thread::kMine, kSummed = kMine, kTracked = kMine + 1;
   static constexpr int kLog2Scale = Element::kLog2Scale;
-  static constexpr bool kIsLazy = Element::kHasFloatRange;
-  static constexpr float kLargeP = kRescaleAboveSum / (kKeys / 4);  // so many sum to no more
+  static constexpr bool kIsLazy = Element::kHasFloatRange && kDim <= 128;  // as Scores::kIsLazy
+  static constexpr float kLargeP = kRescaleAboveSum / (kKeys / 4);         // so many sum to no more
   using Product = WgmmaM64Few<typename Element::Operand, kRows>;
 
  public:
@@ -411,7 +411,7 @@ class SplitConsumer {
   __device__ __forceinline__ TransposedRows<kTile, Element> places() const { return {p_, item_}; }
 
   // `rows`: those that were computed again, or 0. Otherwise rows that must be are written as well,
-  // and reported in `word`. O goes through the memory of the last P: a thread then has eight
+  // and reported in `word`. O goes through the memory of P: a thread then has eight
   // columns of one row.
   __device__ __forceinline__ void store(u32 rows, u32 word) {
     const bool is_precise = rows != 0;
@@ -433,8 +433,8 @@ class SplitConsumer {
     bool overflows = end.overflows;
 #pragma unroll 1
     for (int chunk = static_cast<int>(threadIdx.x) / kRows; chunk < kDim / 8; chunk += 128 / kRows)
-      overflows |= !places().write_chunk(buffers_.staged(buffer_, row, 8 * chunk), row, chunk,
-                                         end.factor, is_written);
+      overflows |= !places().write_chunk(buffers_.staged(row, 8 * chunk), row, chunk, end.factor,
+                                         is_written);
     if (is_precise || !__any_sync(0xffffffffu, is_written && overflows)) [[likely]]
       return;
     const u32 again = __reduce_or_sync(0xffffffffu, is_written && overflows ? 1u << row : 0);
@@ -445,7 +445,7 @@ class SplitConsumer {
     for (int i = 0; i < kColumnTiles * kRegisters; ++i) {
       const int j = Thread::mine_of(i),
                 column = i / kRegisters * 64 + 16 * warp_ + g() + i % 4 / 2 * 8;
-      store_shared(buffers_.staged(buffer_, row_of(j), column),
+      store_shared(buffers_.staged(row_of(j), column),
                    __float_as_uint(o_[i / kRegisters][i % kRegisters]));
     }
   }

@@ -121,8 +121,10 @@ struct TransposedBarriers {
                        kQEmpty = kQFull + kTile.q_buffers, kItemFull = kQEmpty + kTile.q_buffers,
                        kItemEmpty = kItemFull + kItemSlots;
   static_assert(kItemEmpty + kItemSlots == num_transposed_barriers(kTile));
-  // Of a slot: the producer of V has read it, the consumers are done with the item.
-  static constexpr u32 arrivals(int i) { return i < kItemEmpty ? 1 : 2; }
+  // Of a slot: the other producers have read it, the consumers are done with the item.
+  static constexpr u32 arrivals(int i) {
+    return i < kItemEmpty ? 1 : static_cast<u32>(2 * transposed_loaders(kTile));
+  }
 };
 
 // What the producer of K publishes: an item, whose batch is kNoItem behind the last; where its rows
@@ -131,9 +133,13 @@ struct alignas(16) PublishedItem {
   SplitItem item;
   u32 word, rows;
 
-  // A word of each load of it, for released_behind().
+  // All words, for released_behind(): which of them a load has is the compiler's choice.
   __device__ __forceinline__ u32 loaded() const {
-    return static_cast<u32>(item.batch ^ item.row_k ^ item.left ^ item.unmasked_end);
+    u32 words[kItemBytes / 4], all = 0;
+    memcpy(words, this, kItemBytes);
+#pragma unroll
+    for (const u32 x : words) all ^= x;
+    return all;
   }
 };
 static_assert(sizeof(PublishedItem) == kItemBytes);

@@ -41,12 +41,11 @@ struct TransposedBuffers {
     return smem +
            static_cast<u32>(kSmem.offset_probs + ((buffer * kKeys + key) * kRows + place) * 4);
   }
-  // O, [row][column]. Pairs of rows exchange eights of columns, against bank conflicts.
-  __device__ __forceinline__ u32 staged(int buffer, int row, int column) const {
-    static_assert(kTile.head_dim <= kKeys);
+  // O, [row][column], in the place of both P. Pairs of rows exchange eights of columns, against
+  // bank conflicts.
+  __device__ __forceinline__ u32 staged(int row, int column) const {
     const int place = column ^ (row >> 1 & 3) * 8;
-    return smem + static_cast<u32>(kSmem.offset_probs + buffer * kKeys * kRows * 4 +
-                                   (row * kTile.head_dim + place) * 4);
+    return smem + static_cast<u32>(kSmem.offset_probs + (row * kTile.head_dim + place) * 4);
   }
   __device__ __forceinline__ u32 packed(int buffer) const {
     return smem + static_cast<u32>(kSmem.offset_packed + buffer * kKeys * kRows * 2);

@@ -58,7 +58,9 @@ constexpr TileVariant kFewStrictVariants[] = {{kFewRows64, launch_few64},
 constexpr TileVariant kTransposedVariants[] = {{kTransposed64Rows8, launch_transposed64_rows8},
                                                {kTransposed64Rows16, launch_transposed64_rows16},
                                                {kTransposed128Rows8, launch_transposed128_rows8},
-                                               {kTransposed128Rows16, launch_transposed128_rows16}};
+                                               {kTransposed128Rows16, launch_transposed128_rows16},
+                                               {kTransposed256Rows8, launch_transposed256_rows8},
+                                               {kTransposed256Rows16, launch_transposed256_rows16}};
 constexpr TileVariant kUnsplitVariants[] = {
     {kTile64, launch_hd64}, {kTile128, launch_hd128}, {kTile256, launch_hd256}};
 constexpr TileVariant kMergingVariants[] = {
@@ -105,15 +107,18 @@ const TileVariant* long_variant_of(const Problem& p) {
 }
 
 const TileVariant* few_rows_variant_of(const Problem& p) {
-  if (p.seqlen_q * group_size(p) > kGroupRows || p.num_splits != 0) return nullptr;
-  if (is_strict(p)) {
-    for (const TileVariant& v : kTransposedVariants)
-      if (p.seqlen_q * group_size(p) <= v.tile.transposed_rows &&
-          std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim)
-        return &v;
-    return first_of(kFewStrictVariants, p);
-  }
-  return has_dropout(p) || p.strict_rows != 0 ? nullptr : first_of(kFewRowsVariants, p);
+  const std::int64_t rows = p.seqlen_q * group_size(p);
+  if (rows > kGroupRows || p.num_splits != 0) return nullptr;
+  if (!is_strict(p) && (has_dropout(p) || p.strict_rows != 0)) return nullptr;
+  const TileVariant* few =
+      is_strict(p) ? first_of(kFewStrictVariants, p) : first_of(kFewRowsVariants, p);
+  if (few == nullptr || few->scores != ScoreMod::plain) return few;
+  // With equal k-blocks they have equal bits.
+  for (const TileVariant& v : kTransposedVariants)
+    if (rows <= v.tile.transposed_rows && v.tile.keys == few->tile.keys &&
+        v.tile.head_dim == few->tile.head_dim)
+      return &v;
+  return few;
 }
 
 const ShortVariant* short_variant_of(const TileVariant* v) {
