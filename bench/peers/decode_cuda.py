@@ -107,6 +107,13 @@ def int32_view(tensor):
     return headrace_abi.tensor(tensor.data_ptr(), headrace_abi.I32, tensor.shape, tensor.stride(), headrace_abi.CUDA)
 
 
+def random_operands(case):
+    """q, k and v, each [batch, seqlen, heads, head_dim], the same in every run."""
+    torch.manual_seed(0)
+    sizes = ((case.queries, case.heads), (case.seqlen, case.kv_heads), (case.seqlen, case.kv_heads))
+    return tuple(torch.randn((case.batch, *size, case.head_dim), device="cuda").bfloat16() for size in sizes)
+
+
 def shuffled_pages(case, k, v, page_size):
     """k and v as pages [num_pages, page_size, kv_heads, dim] in random order, block_table and seqused_k."""
     columns = case.seqlen // page_size
@@ -145,10 +152,7 @@ class Calls:
 
 
 def run_case(library, case, options, evict):
-    torch.manual_seed(0)
-    shape = lambda seqlen, heads: (case.batch, seqlen, heads, case.head_dim)
-    q = torch.randn(shape(case.queries, case.heads), device="cuda").bfloat16()
-    k, v = (torch.randn(shape(case.seqlen, case.kv_heads), device="cuda").bfloat16() for _ in "kv")
+    q, k, v = random_operands(case)
     k_pages, v_pages, table, used = shuffled_pages(case, k, v, options.page_size)
     out, paged_out = torch.empty_like(q), torch.empty_like(q)
     headrace = Calls(library, (q, k, v, out))

@@ -10,6 +10,7 @@ import decode_cuda
 import headrace_abi
 import report
 import torch
+from strict_rows_cuda import Case
 
 PAGE_SIZES = (256, 64, 16)
 COLUMNS = (
@@ -23,21 +24,6 @@ COLUMNS = (
 )
 FORMATS = report.formats(COLUMNS, "contiguous/pages")
 
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    batch: int
-    queries: int
-    seqlen: int
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-
-    @property
-    def name(self):
-        return f"b{self.batch}_q{self.queries}_s{self.seqlen}_h{self.heads}_{self.kv_heads}_d{self.head_dim}"
-
-
 CASES = (
     [Case(1, 2048, 10240), Case(8, 512, 4096), Case(1, 2048, 2048), Case(1, 8192, 8192)]
     + [Case(1, 2048, 8192, head_dim=64), Case(1, 2048, 8192, head_dim=96), Case(1, 2048, 8192, 16, 8, 256)]
@@ -45,11 +31,7 @@ CASES = (
 
 
 def run_case(library, case, options, evict):
-    torch.manual_seed(0)
-    random = lambda seqlen, heads: torch.randn(
-        (case.batch, seqlen, heads, case.head_dim), device="cuda"
-    ).bfloat16()
-    q, k, v = random(case.queries, case.heads), random(case.seqlen, case.kv_heads), random(case.seqlen, case.kv_heads)
+    q, k, v = decode_cuda.random_operands(case)
     used = torch.full((case.batch,), case.seqlen, dtype=torch.int32, device="cuda")
     operands = {"contiguous": (k, v, {}), "used": (k, v, {"seqused_k": used})}
     for size in PAGE_SIZES:

@@ -49,11 +49,7 @@ CASES = (
 
 
 def run_case(library, case, options, evict):
-    torch.manual_seed(0)
-    random = lambda seqlen, heads: torch.randn(
-        (case.batch, seqlen, heads, case.head_dim), device="cuda"
-    ).bfloat16()
-    q, k, v = random(case.queries, case.heads), random(case.seqlen, case.kv_heads), random(case.seqlen, case.kv_heads)
+    q, k, v = decode_cuda.random_operands(case)
     outs = [torch.empty_like(q), torch.empty_like(q)]
     causal = headrace_abi.CAUSAL_BOTTOM_RIGHT if case.queries > 1 else headrace_abi.CAUSAL_NONE
     operands, tables = (k, v), {}
