@@ -61,8 +61,9 @@ class SplitBlocks {
   // Lane i has the page of block first + i; entries for blocks that no row sees are not read.
   __device__ __forceinline__ void read_pages(BlockCopier<V>& copier, int first) {
     const int block = first + lane_;
-    if (block >= next_ && block < end_ && !copier.has_small_pages())
-      page_ = copier.page(item_, splits_.key(block));
+    if (block < next_ || block >= end_ || copier.has_small_pages()) return;
+    page_ = copier.page(item_, splits_.key(block));
+    copier.check(item_, page_);
   }
 
   const Item& item_;

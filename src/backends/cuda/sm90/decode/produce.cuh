@@ -62,13 +62,16 @@ class KeyPlace {
  public:
   __device__ explicit KeyPlace(const Params& p) : p_(p), table_(p.pages) {}
 
-  // TMA fills zeros for a page that does not exist.
-  __device__ __forceinline__ int page(const Item& item, int key) {
+  // An entry of the table as it is: a comparison here would wait for it.
+  __device__ __forceinline__ int page(const Item& item, int key) const {
     if (table_.block_table == nullptr) return p_.used_keys.has_ragged_keys ? 0 : item.batch_idx;
-    const int page = table_.page_of(item.batch_idx, item.row_k, key);
-    if (static_cast<unsigned>(page) >= static_cast<unsigned>(table_.num_pages))
+    return table_.page_of(item.batch_idx, item.row_k, key);
+  }
+  // A page that is about to be used. TMA fills zeros for one that does not exist.
+  __device__ __forceinline__ void check(const Item& item, int page) {
+    if (table_.block_table != nullptr &&
+        static_cast<unsigned>(page) >= static_cast<unsigned>(table_.num_pages))
       bad_entry_ = item.batch_idx;
-    return page;
   }
   __device__ __forceinline__ int slot(const Item& item, int key) const {
     if (table_.block_table == nullptr) return item.row_k + key;
@@ -95,14 +98,15 @@ class BlockLoader {
       : p_(p), maps_(maps), policy_(policy), place_(p) {}
 
   __device__ bool has_small_boxes() const { return p_.box_keys < kBlockKeys; }
-  __device__ int page(const Item& item, int key) { return place_.page(item, key); }
+  __device__ int page(const Item& item, int key) const { return place_.page(item, key); }
   __device__ void report() const { place_.report(); }
 
   // K or V of a block in one page. `full` completes when it has arrived. Slots beyond the tensor
   // arrive as zeros; the bytes of the whole box count.
   __device__ __forceinline__ void load(bool is_v, const Item& item, int key, int page, u32 to,
-                                       u32 full) const {
+                                       u32 full) {
     const TensorMap& map = is_v ? maps_.v : maps_.k;
+    place_.check(item, page);
     mbarrier_arrive_expect_tx(full, kBytes);
     const int slot = place_.slot(item, key);
     load_box(map, full, to, 0, slot, item.kv_head, page);
@@ -119,7 +123,9 @@ class BlockLoader {
 #pragma unroll 1
     for (int i = 0; i < kBlockKeys; i += p_.box_keys) {
       const int key = first_key + i;
-      const int page = key < item.end_key ? place_.page(item, key) : p_.pages.num_pages;
+      const bool is_read = key < item.end_key;
+      const int page = is_read ? place_.page(item, key) : p_.pages.num_pages;
+      if (is_read) place_.check(item, page);
 #pragma unroll 1
       for (int half = 0; half < kDim / kSwizzleAtomCols; ++half)
         load_box(map, full, to + static_cast<u32>(half * kHalf + i * kSwizzleRowBytes), half,
@@ -281,7 +287,7 @@ class Producer {
   __device__ __forceinline__ int first_key(const Item& item, const ItemSlot& at) const {
     return item.first * kGroupKeys + split_of(warp_, at.slot) * kSplitKeys;
   }
-  __device__ __forceinline__ void read_first_pages(const Item& item, SplitPages& pages) {
+  __device__ __forceinline__ void read_first_pages(const Item& item, SplitPages& pages) const {
     if (item.batch_idx >= 0 && lane_ < kFedWarps && !blocks_.has_small_boxes())
       read_pages(item, first_key(item, slot_), pages);
   }
@@ -341,7 +347,8 @@ class Producer {
     }
   }
   // The page numbers of a split's blocks. Entries for blocks that no row sees are not read.
-  __device__ __forceinline__ void read_pages(const Item& item, int first_key, SplitPages& pages) {
+  __device__ __forceinline__ void read_pages(const Item& item, int first_key,
+                                             SplitPages& pages) const {
 #pragma unroll
     for (int i = 0; i < kSplitBlocks; ++i) {
       const int key = first_key + i * kBlockKeys;

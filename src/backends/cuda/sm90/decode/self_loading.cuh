@@ -26,7 +26,10 @@ class BlockCopier {
   __device__ __forceinline__ bool has_small_pages() const {
     return p_.pages.block_table != nullptr && p_.pages.page_size % kBlockKeys != 0;
   }
-  __device__ __forceinline__ int page(const Item& item, int key) { return place_.page(item, key); }
+  __device__ __forceinline__ int page(const Item& item, int key) const {
+    return place_.page(item, key);
+  }
+  __device__ __forceinline__ void check(const Item& item, int page) { place_.check(item, page); }
   __device__ void report() const { place_.report(); }
   // Until the block's keys are complete, where the kernel before may still append the newest: of
   // the call's queries, as sequences may be the tokens of one that are computed each alone.
@@ -64,6 +67,7 @@ class BlockCopier {
       const int key = first_key + i * kKeysOfCopy + lane_ / kChunks;
       bool is_read = key < item.end_key;
       const int page = is_read ? place_.page(item, key) : 0;
+      if (is_read) place_.check(item, page);
       is_read = is_read && exists(page) && has_column(is_v);
       copy(to, i, row(is_v, item, is_read ? page : 0, place_.slot(item, key)), is_read);
     }

@@ -143,7 +143,8 @@ class Share {
   u64 policy_;
 };
 
-// The blocks of a warp's splits of a share that a row sees. Pages are read a group ahead.
+// The blocks of a warp's splits of a share that a row sees. Pages are read a group ahead, and not
+// compared before: a warp would wait for the memory.
 template <class V>
 class ShareBlocks {
  public:
@@ -170,9 +171,9 @@ class ShareBlocks {
   // Lane i has the page of block i of the split.
   __device__ __forceinline__ void read_page(BlockCopier<V>& copier) {
     const int key = first_key_ahead() + lane_ * kBlockKeys;
-    if (ahead_.exists() && lane_ < kSplitBlocks && ahead_.item().sees_block(key) &&
-        !copier.has_small_pages())
-      page_ahead_ = copier.page(ahead_.item(), key);
+    has_page_ahead_ = ahead_.exists() && lane_ < kSplitBlocks && ahead_.item().sees_block(key) &&
+                      !copier.has_small_pages();
+    if (has_page_ahead_) page_ahead_ = copier.page(ahead_.item(), key);
   }
   __device__ __forceinline__ void next_split(BlockCopier<V>& copier) {
     key_ = end_key_ = 0;
@@ -181,6 +182,7 @@ class ShareBlocks {
       const int first = first_key_ahead();
       item_ = ahead_.item();
       page_ = page_ahead_;
+      if (has_page_ahead_) copier.check(item_, page_);
       key_ = max(first, item_.first_key / kBlockKeys * kBlockKeys);
       end_key_ = min(first + kSplitKeys, item_.end_key);
       ahead_.advance();
@@ -193,6 +195,7 @@ class ShareBlocks {
   const int split_, lane_;
   int key_ = 0, end_key_ = 0;  // of the item's split
   int page_ = 0, page_ahead_ = 0;
+  bool has_page_ahead_ = false;  // of the lane
 };
 
 template <class V>
