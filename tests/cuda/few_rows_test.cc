@@ -61,7 +61,7 @@ TEST_P(FewRows, HaveTheBitsOfTheSequenceAlone) {
 TEST_P(FewRows, DoNotDependOnTheNumberOfCtas) {
   const Batch batch(GetParam(), kName);
   const std::vector<Bits> expected = batch.paged({16, false}, true, {});
-  for (const std::uint32_t num_units : {1, 5, 50, 1000})
+  for (const std::uint32_t num_units : {1, 5, 50, 150, 300, 450, 1000})
     EXPECT_EQ(batch.paged({16, false}, true, {}, num_units), expected) << num_units << " units";
 }
 

@@ -146,17 +146,18 @@ TEST_P(StrictRowsOverPages, ComputeLargeScoresAgain) {
                                    .causal = Causal::bottom_right,
                                    .window_left = window,
                                    .strict_rows = true};
-    for (const std::uint32_t num_units : {1, 132})
+    for (const std::uint32_t num_units : {1, 132, 1024})
       expect_bits_alone(batch, true, options, batch.paged({16, false}, true, options, num_units));
   }
 }
 
-// From one CTA with all splits, by the counter, to one for each.
+// From one CTA with all splits, by the counter, to one for each, and clusters of 2, 3, 4 and 8 CTAs
+// for each.
 TEST_P(StrictRowsOverPages, DoNotDependOnTheNumberOfCtas) {
   const Batch batch(GetParam(), "cuda_sm90_fwd");
   const AttentionOptions options{.strict_rows = true};
   const std::vector<Bits> expected = batch.paged({16, false}, true, options);
-  for (const std::uint32_t num_units : {1, 5, 50, 1000})
+  for (const std::uint32_t num_units : {1, 5, 50, 100, 150, 200, 300, 450, 600, 1024})
     EXPECT_EQ(batch.paged({16, false}, true, options, num_units), expected) << num_units;
 }
 
@@ -287,6 +288,13 @@ class StrictRowsAgain : public ::testing::TestWithParam<std::int64_t> {
 TEST_P(StrictRowsAgain, InEverySplit) {
   const Rows q(400, both(0)), k(9000, both(0x3f80)), v(9000, both(0x7f7f));
   EXPECT_EQ(attend_both_ways(q, k, v, DType::bf16).out, Rows(400, both(0x7f7f)));
+}
+
+// The same in half of the columns: all of a row is computed again.
+TEST_P(StrictRowsAgain, InHalfOfTheColumns) {
+  const Rows q(400, both(0)), k(9000, both(0x3f80));
+  for (const Row& v : {Row{0x7f7f, 0x3f00}, Row{0x3f00, 0x7f7f}})
+    EXPECT_EQ(attend_both_ways(q, k, Rows(9000, v), DType::bf16).out, Rows(400, v));
 }
 
 // As FewRowsOverflow.OfF16IsComputedAgain, in the first split of some rows and in the second of
@@ -422,6 +430,36 @@ TEST(StrictRowsPlans, HaveTilesOfTheirRows) {
         else
           EXPECT_NE(std::string(plan.explain()).find(tile), std::string::npos) << plan.explain();
       }
+}
+
+// A cluster of CTAs has a split where there are few. 5000 keys have three.
+TEST(StrictRowsPlans, HaveClustersForFewSplits) {
+  Problem p = problem_of_5000_keys();
+  p.strict_rows = 1;
+  p.num_heads = 8;
+  p.num_kv_heads = 2;
+  const auto explained = [&p](std::int64_t head_dim, std::int64_t batch, std::int64_t seqlen_k) {
+    p.head_dim = p.head_dim_v = head_dim;
+    p.batch = batch;
+    p.seqlen_q = 1;
+    p.seqlen_k = seqlen_k;
+    return std::string(plan_attention(p, device_from_text("sm90:132")).explain());
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(explained(128, 1, 5000), "clusters of 8 CTAs, 6 tiles"));
+  EXPECT_TRUE(has(explained(128, 4, 5000), "clusters of 4 CTAs, 24 tiles"));
+  EXPECT_TRUE(has(explained(128, 6, 5000), "clusters of 3 CTAs, 36 tiles"));
+  EXPECT_TRUE(has(explained(128, 7, 5000), "persistent, 42 tiles"));
+  EXPECT_TRUE(has(explained(64, 1, 5000), "clusters of 4 CTAs, 6 tiles"));
+  EXPECT_TRUE(has(explained(64, 10, 5000), "clusters of 2 CTAs, 60 tiles"));
+  EXPECT_TRUE(has(explained(256, 1, 5000), "persistent, 6 tiles"));
+  EXPECT_TRUE(has(explained(128, 1, 2048), "clusters of 8 CTAs, 2 tiles"));
+  // Without splits: more keys than a cluster has S of.
+  p.has_sinks = 1;
+  EXPECT_TRUE(has(explained(128, 1, 5000), "persistent, 2 tiles"));
+  EXPECT_TRUE(has(explained(128, 1, 2048), "clusters of 8 CTAs, 2 tiles"));
 }
 
 }  // namespace

@@ -33,6 +33,13 @@ __device__ __forceinline__ void st_async(u32 address, float x, u32 barrier) {
       "f"(x), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void st_async(u32 address, const float (&x)[4], u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+      : "memory");
+}
 // mbarrier_wait() for what other CTAs of the cluster stored.
 __device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   u32 done = 0;

@@ -36,6 +36,7 @@ struct Tile {
   bool merges_splits = false;  // sums the splits of its keys apart and merges them (SplitArgs)
   int transposed_rows = 0;     // 8 or 16: a kernel of its own with keys as M (transposed.cuh)
   int k_stages = 2;            // of K in shared memory
+  bool in_parts = false;       // a cluster of CTAs has a split (transposed_parts.cuh)
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -108,7 +109,24 @@ constexpr int warpgroups_of(const Tile& t) {
 // With keys as M: the warps that load K, and as many that load V. Each has a part of the columns,
 // as one would issue the boxes of pages of 16 keys more slowly than the memory has them.
 constexpr int transposed_loaders(const Tile& t) { return t.head_dim > kSwizzleAtomCols ? 2 : 1; }
+// Of a split in parts, the CTAs with 64 columns of V each; the rest of the cluster scores keys.
+inline constexpr int kPartColumns = 64;
+constexpr int num_column_parts(const Tile& t) { return t.in_parts ? t.head_dim / kPartColumns : 1; }
+constexpr int columns_of_part(const Tile& t) { return t.in_parts ? kPartColumns : t.head_dim; }
+constexpr int blocks_of_split(const Tile& t) { return kSplitKeys / t.keys; }
+inline constexpr int kPartLoaders = 4;  // warps of a CTA
+// CTAs of the clusters that have the splits, all of which run at the same time: 132 multiprocessors
+// hold 66, 40, 30 and 15 clusters of 2, 3, 4 and 8. 0: there are too many splits.
+constexpr int choose_parts(const Tile& t, std::int64_t num_splits, int num_units) {
+  const int columns = num_column_parts(t);
+  for (const int size : {8, 4, 3, 2})
+    if (size > columns && size <= 4 * columns &&
+        num_splits * size <= (size == 2 ? num_units : std::int64_t{num_units} * 10 / 11))
+      return size;
+  return 0;
+}
 constexpr int threads_of(const Tile& t) {
+  if (t.in_parts) return 3 * 128 + 32 * kPartLoaders;
   return t.transposed_rows > 0 ? 128 + 2 * 32 * transposed_loaders(t) : 128 * warpgroups_of(t);
 }
 
@@ -208,37 +226,57 @@ constexpr SmemPlan smem_plan(const Tile& t) {
 
 // Of a transposed tile: a stage has 64 keys.
 inline constexpr int kStageKeys = 64;
+// Those of a k-block have barriers of their own, or in parts one: a wait takes 100 clocks also
+// where there is nothing to wait for.
+constexpr int stages_of_barrier(const Tile& t) { return t.in_parts ? t.keys / kStageKeys : 1; }
 struct TransposedSmem {
-  int stage;
+  int stage, v_stage;  // bytes of a stage of K, of V
   int offset_k, offset_v;
-  int offset_q;         // [2]
-  int offset_probs;     // [2][keys][rows] floats: P; then [rows][head_dim] floats: O
-  int offset_packed;    // [2][rows / 8][keys][8]: P as the B operand
+  int offset_scores;    // in parts: [blocks of a split][keys][rows] floats, chunks of 16 bytes a
+                        // thread
+  int offset_q;         // [q_buffers]
+  int offset_probs;     // [buffers][keys][rows] floats: P; then [rows][head_dim] floats: O
+  int offset_packed;    // [buffers][rows / 8][keys][8]: P as the B operand
   int offset_exchange;  // [2][8][rows] floats between warps
-  int offset_flags;     // [2][4]
+  int offset_row_sums;  // [4][rows] floats of the warps
+  int offset_message;   // in parts: [buffers] of a k-block (ProbRing)
   int offset_slots;     // [kItemSlots] PublishedItem
   int offset_items;     // [kMaxItems] numbers of the items of the CTA
   int offset_again;     // [kMaxItems] their rows that are computed again
-  int offset_barriers;  // full and empty of the stages of K, of V, of Q, of the slots of items
+  int offset_barriers;  // of TransposedBarriers
   int bytes;
 };
 inline constexpr int kMaxItems = 256;  // of a CTA
 inline constexpr int kItemSlots = 4;   // published and not done
 inline constexpr int kItemBytes = 64;  // of a PublishedItem
-constexpr int num_transposed_barriers(const Tile& t) {
-  return 2 * (t.k_stages + t.v_stages + t.q_buffers + kItemSlots);
+constexpr int num_prob_buffers(const Tile& t) { return t.in_parts ? 4 : 2; }
+// Of a split in parts: S of each of its k-blocks, what the parts agree on, each P.
+constexpr int num_part_barriers(const Tile& t) {
+  return t.in_parts ? blocks_of_split(t) + 1 + 2 * num_prob_buffers(t) : 0;
 }
+constexpr int num_transposed_barriers(const Tile& t) {
+  return 2 * (t.k_stages + t.v_stages + t.q_buffers + kItemSlots) + num_part_barriers(t);
+}
+// What the softmax of a split in parts says of a k-block beside P: factors and references of rows,
+// and whether they have moved.
+constexpr int message_bytes(const Tile& t) { return 2 * 4 * t.transposed_rows + 16; }
 constexpr TransposedSmem transposed_smem(const Tile& t) {
   TransposedSmem s{};
   s.stage = num_swizzle_atoms(t.head_dim) * kStageKeys * kSwizzleRowBytes;
-  s.offset_v = t.k_stages * s.stage;
-  s.offset_q = s.offset_v + t.v_stages * s.stage;
+  s.v_stage = num_swizzle_atoms(columns_of_part(t)) * kStageKeys * kSwizzleRowBytes;
+  // No CTA of a split in parts has both K and V.
+  s.offset_v = t.in_parts ? 0 : t.k_stages * s.stage;
+  s.offset_scores = s.offset_v + t.v_stages * s.v_stage;
+  s.offset_q = s.offset_scores + (t.in_parts ? kSplitKeys * t.transposed_rows * 4 : 0);
+  if (t.in_parts) s.offset_q = std::max(s.offset_q, t.k_stages * s.stage);
   s.offset_probs = s.offset_q + t.q_buffers * num_swizzle_atoms(t.head_dim) * t.transposed_rows *
                                     kSwizzleRowBytes;
-  s.offset_packed = s.offset_probs + std::max(2 * t.keys, t.head_dim) * t.transposed_rows * 4;
-  s.offset_exchange = s.offset_packed + 2 * t.keys * t.transposed_rows * 2;
-  s.offset_flags = s.offset_exchange + 2 * 8 * t.transposed_rows * 4;
-  s.offset_slots = s.offset_flags + 2 * 4 * 4;
+  const int buffers = num_prob_buffers(t);
+  s.offset_packed = s.offset_probs + std::max(buffers * t.keys, t.head_dim) * t.transposed_rows * 4;
+  s.offset_exchange = s.offset_packed + buffers * t.keys * t.transposed_rows * 2;
+  s.offset_row_sums = s.offset_exchange + 2 * 8 * t.transposed_rows * 4;
+  s.offset_message = s.offset_row_sums + 4 * t.transposed_rows * 4;
+  s.offset_slots = s.offset_message + (t.in_parts ? buffers * message_bytes(t) : 0);
   s.offset_items = s.offset_slots + kItemSlots * kItemBytes;
   s.offset_again = s.offset_items + kMaxItems * 4;
   s.offset_barriers = s.offset_again + kMaxItems * 4;
@@ -308,7 +346,7 @@ inline constexpr Tile kStrict128 =
 inline constexpr Tile kStrict256 = merging(kTile256);
 // With the k-blocks of kFewRows128 prompts took 6 % longer.
 inline constexpr Tile kFewStrict128 = few_rows({128, 128, 128, 1, false, 1, true, false});
-// Up to 16 rows, of 256 columns also without strict_rows.
+// Up to 16 rows. Of 64 and 256 columns also without strict_rows.
 constexpr Tile transposed(int dim, int rows, int keys, int k_stages, int v_stages) {
   Tile t{dim, dim, keys, 1, false, 2, false, false};
   t.splits_keys = true;
@@ -323,6 +361,18 @@ inline constexpr Tile kTransposed128Rows8 = transposed(128, 8, 128, 6, 6);
 inline constexpr Tile kTransposed128Rows16 = transposed(128, 16, 128, 6, 5);
 inline constexpr Tile kTransposed256Rows8 = transposed(256, 8, 64, 3, 3);
 inline constexpr Tile kTransposed256Rows16 = transposed(256, 16, 64, 3, 2);
+// With the bits of those: little work, of which clusters have a split.
+constexpr Tile in_parts(Tile t, int k_stages, int v_stages) {
+  t.in_parts = true;
+  t.k_stages = k_stages;
+  t.v_stages = v_stages;
+  t.q_buffers = 1;
+  return t;
+}
+inline constexpr Tile kParts64Rows8 = in_parts(kTransposed64Rows8, 16, 16);
+inline constexpr Tile kParts64Rows16 = in_parts(kTransposed64Rows16, 16, 4);
+inline constexpr Tile kParts128Rows8 = in_parts(kTransposed128Rows8, 12, 16);
+inline constexpr Tile kParts128Rows16 = in_parts(kTransposed128Rows16, 10, 4);
 static_assert(kStrict64.keys == kFewRows64.keys && kTile64.keys == kFewRows64.keys &&
               kStrict128.keys == kFewStrict128.keys && kTile128.keys == kFewStrict128.keys &&
               kStrict256.keys == kFewRows256.keys && kTile256.keys == kFewRows256.keys &&

@@ -113,15 +113,71 @@ TEST(TransposedTiles, RegionsFollowEachOther) {
     const int probs = 2 * tile.keys * rows * 4, out = rows * tile.head_dim * 4;
     EXPECT_EQ(s.offset_packed - s.offset_probs, probs > out ? probs : out);
     EXPECT_EQ(s.offset_exchange - s.offset_packed, 2 * tile.keys * rows * 2);
-    EXPECT_EQ(s.offset_flags - s.offset_exchange, 2 * 8 * rows * 4);
-    EXPECT_EQ(s.offset_slots - s.offset_flags, 2 * 4 * 4);
+    EXPECT_EQ(s.offset_row_sums - s.offset_exchange, 2 * 8 * rows * 4);
+    EXPECT_EQ(s.offset_message - s.offset_row_sums, 4 * rows * 4);
+    EXPECT_EQ(s.offset_slots, s.offset_message);
     EXPECT_EQ(s.offset_items - s.offset_slots, kItemSlots * kItemBytes);
     EXPECT_EQ(s.offset_again - s.offset_items, kMaxItems * 4);
     EXPECT_EQ(s.offset_barriers - s.offset_again, kMaxItems * 4);
-    EXPECT_EQ(s.offset_probs % 16 + s.offset_flags % 16 + s.offset_slots % 16, 0);
+    EXPECT_EQ(s.offset_probs % 16 + s.offset_message % 16 + s.offset_slots % 16, 0);
     EXPECT_EQ(s.offset_barriers % 8, 0);
     EXPECT_EQ(s.bytes - s.offset_barriers, 8 * num_transposed_barriers(tile));
   }
+}
+
+// A CTA of a split in parts has K, or V and S.
+constexpr Tile kParts[] = {kParts64Rows8, kParts64Rows16, kParts128Rows8, kParts128Rows16};
+
+TEST(PartTiles, FitSharedMemory) {
+  for (const Tile& tile : kParts) {
+    EXPECT_LE(smem_bytes(tile), kSmemLimitSm90);
+    EXPECT_LE(threads_of(tile), 1024);
+    EXPECT_LE(num_transposed_barriers(tile), threads_of(tile));
+    // Whole k-blocks, of V one ahead.
+    EXPECT_EQ(tile.k_stages * kStageKeys % tile.keys + tile.v_stages * kStageKeys % tile.keys, 0);
+    EXPECT_GT(tile.v_stages * kStageKeys, tile.keys);
+  }
+}
+
+TEST(PartTiles, RegionsFollowEachOther) {
+  for (const Tile& tile : kParts) {
+    const TransposedSmem s = transposed_smem(tile);
+    const int rows = tile.transposed_rows;
+    EXPECT_EQ(s.offset_k + s.offset_v, 0);
+    EXPECT_EQ(s.stage, kStageKeys * tile.head_dim * 2);
+    EXPECT_EQ(s.v_stage, kStageKeys * 64 * 2);
+    EXPECT_EQ(s.offset_scores, tile.v_stages * s.v_stage);
+    EXPECT_GE(s.offset_q, tile.k_stages * s.stage);
+    EXPECT_GE(s.offset_q, s.offset_scores + 2048 * rows * 4);
+    EXPECT_EQ(s.stage % 1024 + s.v_stage % 1024 + s.offset_q % 1024, 0);
+    // Four P of 128 keys.
+    EXPECT_EQ(s.offset_packed - s.offset_probs, 4 * 128 * rows * 4);
+    EXPECT_EQ(s.offset_exchange - s.offset_packed, 4 * 128 * rows * 2);
+    EXPECT_GE(s.offset_packed - s.offset_probs, rows * 64 * 4);  // O
+    // Factors and references of rows, and a word.
+    EXPECT_EQ(s.offset_slots - s.offset_message, 4 * (2 * rows * 4 + 16));
+    EXPECT_EQ(s.offset_scores % 16 + s.offset_message % 16 + s.offset_slots % 16, 0);
+    EXPECT_EQ(s.bytes - s.offset_barriers, 8 * num_transposed_barriers(tile));
+  }
+}
+
+// The largest clusters that run at the same time: CTAs with columns, and one to three times as many
+// that score keys.
+TEST(PartTiles, AreChosenForLittleWork) {
+  const auto size_of_128 = [](int splits) { return choose_parts(kParts128Rows8, splits, 132); };
+  EXPECT_EQ(size_of_128(1), 8);
+  EXPECT_EQ(size_of_128(15), 8);
+  EXPECT_EQ(size_of_128(16), 4);
+  EXPECT_EQ(size_of_128(30), 4);
+  EXPECT_EQ(size_of_128(31), 3);
+  EXPECT_EQ(size_of_128(40), 3);
+  EXPECT_EQ(size_of_128(41), 0);
+  const auto size_of_64 = [](int splits) { return choose_parts(kParts64Rows16, splits, 132); };
+  EXPECT_EQ(size_of_64(30), 4);
+  EXPECT_EQ(size_of_64(40), 3);
+  EXPECT_EQ(size_of_64(66), 2);
+  EXPECT_EQ(size_of_64(67), 0);
+  EXPECT_EQ(choose_parts(kParts64Rows8, 1, 1), 0);
 }
 
 }  // namespace

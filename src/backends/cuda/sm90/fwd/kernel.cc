@@ -180,6 +180,7 @@ struct ForwardPlan {
   float scale_log2;
   Divisor by_page_size;
   bool is_dynamic;
+  int cluster_size;  // CTAs
 };
 
 std::int64_t num_ctas_of(const Tile& tile, const TileParams& tiles, const DeviceInfo& device) {
@@ -192,8 +193,11 @@ std::int64_t num_ctas_of(const Tile& tile, const TileParams& tiles, const Device
 
 // The tiles, their order, and whether a counter hands them out.
 struct TileChoice {
+  const TileVariant* variant;
   TileParams tiles;
   SplitArgs splits;
+  std::int64_t num_ctas;
+  int cluster_size;  // CTAs
   bool is_dynamic;
 };
 TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
@@ -201,12 +205,18 @@ TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const Tuning
   TileParams tiles = tile_params(p, variant.tile, config.packed_heads);
   const SplitArgs splits = split_args(p, variant, tiles);
   if (variant.tile.splits_keys && splits.max_splits != 0) tiles.num_tiles *= splits.max_splits;
+  const TileVariant* parts = parts_variant_of(variant);
+  if (parts != nullptr && tiles.num_tiles > 0 &&
+      (splits.max_splits != 0 || p.seqlen_k <= kSplitKeys)) {
+    const int size = choose_parts(parts->tile, tiles.num_tiles, device.num_units);
+    if (size > 0) return {parts, tiles, splits, std::int64_t{size} * tiles.num_tiles, size, false};
+  }
   const std::int64_t num_ctas = num_ctas_of(variant.tile, tiles, device);
   if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
   const bool has_counter = variant.tile.transposed_rows > 0 ? tiles.num_tiles > num_ctas
                                                             : is_dynamic(p, tiles, num_ctas);
   const std::int32_t own = has_counter ? kDynamicTiles : kStaticTiles;
-  return {tiles, splits, chosen(config.tile_order, own) == kDynamicTiles};
+  return {&variant, tiles, splits, num_ctas, 1, chosen(config.tile_order, own) == kDynamicTiles};
 }
 
 std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
@@ -232,7 +242,7 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
         for (const int section : {own.tiles.section / 2, own.tiles.section * 2})
           if (section > 0 && section <= own.tiles.batch_heads) sections.push_back(section);
       std::vector<std::int32_t> orders{0};
-      if (own.tiles.num_tiles > num_ctas_of(own_tile, own.tiles, device))
+      if (own.tiles.num_tiles > own.num_ctas)
         orders.push_back(own.is_dynamic ? kStaticTiles : kDynamicTiles);
       for (const std::int32_t section : sections)
         for (const std::int32_t order : orders) {
@@ -250,13 +260,14 @@ constexpr std::size_t kCounterBytes = sizeof(CounterWords) + alignof(CounterWord
 
 Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
   const TileChoice choice = choose_tiles(p, device, config);
-  ForwardPlan own{.variant = variant_of(p, config.tile_m),
+  ForwardPlan own{.variant = choice.variant,
                   .tiles = choice.tiles,
                   .splits = choice.splits,
                   .score_params = make_score_params(p),
                   .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
                   .by_page_size = page_size_divisor(p),
-                  .is_dynamic = choice.is_dynamic};
+                  .is_dynamic = choice.is_dynamic,
+                  .cluster_size = choice.cluster_size};
   const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -268,7 +279,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
                   .head_dim = tile.head_dim,
                   .head_dim_v = tile.head_dim_v};
   schedule.prob_dtype = dtype_of(p);
-  schedule.num_ctas = num_ctas_of(tile, own.tiles, device);
+  schedule.num_ctas = choice.num_ctas;
   const bool dynamic = choice.is_dynamic;
   if (dynamic) schedule.workspace_bytes = kCounterBytes;
   if (own.splits.max_splits != 0) {
@@ -282,9 +293,11 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   }
   const bool has_long_splits =
       own.splits.num_short > 0 && own.splits.max_splits > own.splits.num_short;
+  const std::string clusters =
+      own.cluster_size > 1 ? format_text("clusters of {} CTAs", own.cluster_size) : "persistent";
   schedule.note = format_text(
-      "{}persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}",
-      has_long_splits ? "the first splits of 1024 keys; " : "", own.tiles.num_tiles,
+      "{}{}, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}",
+      has_long_splits ? "the first splits of 1024 keys; " : "", clusters, own.tiles.num_tiles,
       own.tiles.is_triangular != 0 ? "longest first, " : "", dynamic ? "dynamic" : "static",
       dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
       own.tiles.pack > 1 ? format_text(", {} query heads a tile", own.tiles.pack) : std::string());
@@ -408,7 +421,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
       params.splits.weights = reinterpret_cast<SplitWeight*>(
           params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v);
   }
-  const Call call{params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream};
+  const Call call{params,          maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream,
+                  own.cluster_size};
   HEADRACE_TRY(own.variant->launch(call));
   const bool leaves_parts = own.splits.max_splits != 0 && !own.variant->tile.merges_splits;
   return leaves_parts ? launch_combine(call) : std::nullopt;

@@ -12,6 +12,7 @@ struct Call {
   DType dtype;
   int num_ctas;
   Stream stream;
+  int cluster_size = 1;  // CTAs
 };
 using Launch = Status(const Call& call);
 
@@ -23,6 +24,7 @@ Launch launch_few64, launch_few128, launch_few256, launch_few128_alibi, launch_f
     launch_few128_softcap, launch_few256_softcap, launch_few128_general, launch_few256_general;
 Launch launch_transposed64_rows8, launch_transposed64_rows16, launch_transposed128_rows8,
     launch_transposed128_rows16, launch_transposed256_rows8, launch_transposed256_rows16;
+Launch launch_parts64_rows8, launch_parts64_rows16, launch_parts128_rows8, launch_parts128_rows16;
 Launch launch_few128_strict, launch_strict64, launch_strict128, launch_strict256;
 Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 // One feature alone.

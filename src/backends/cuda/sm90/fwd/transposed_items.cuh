@@ -120,10 +120,18 @@ struct TransposedBarriers {
                        kVEmpty = kVFull + kTile.v_stages, kQFull = kVEmpty + kTile.v_stages,
                        kQEmpty = kQFull + kTile.q_buffers, kItemFull = kQEmpty + kTile.q_buffers,
                        kItemEmpty = kItemFull + kItemSlots;
-  static_assert(kItemEmpty + kItemSlots == num_transposed_barriers(kTile));
+  // Of a split in parts: S of each k-block, from the right; what the parts agree on; P of a
+  // k-block, which a warpgroup stores and two others read.
+  static constexpr int kScores = kItemEmpty + kItemSlots,
+                       kAgreed = kScores + blocks_of_split(kTile), kProbsFull = kAgreed + 1,
+                       kProbsEmpty = kProbsFull + num_prob_buffers(kTile);
+  static_assert(kScores + num_part_barriers(kTile) == num_transposed_barriers(kTile));
   // Of a slot: the other producers have read it, the consumers are done with the item.
   static constexpr u32 arrivals(int i) {
-    return i < kItemEmpty ? 1 : static_cast<u32>(2 * transposed_loaders(kTile));
+    if (kTile.in_parts && i >= kProbsEmpty) return 8;  // warps
+    if (kTile.in_parts && i >= kProbsFull) return 4;
+    if (i < kKEmpty || (i >= kVFull && i < kVEmpty)) return stages_of_barrier(kTile);
+    return i < kItemEmpty || i >= kScores ? 1 : static_cast<u32>(2 * transposed_loaders(kTile));
   }
 };
 

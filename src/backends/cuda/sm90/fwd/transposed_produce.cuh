@@ -53,6 +53,61 @@ class SplitPages {
   std::int32_t entries_[4] = {};
 };
 
+// A warp that loads kAtoms swizzle atoms of stages of K or V: boxes of box_keys x 64 columns, by a
+// lane each. Neighbouring lanes have neighbouring columns, which the memory has in one place.
+template <Tile kTile, int kAtoms>
+class StageLoader {
+ public:
+  __device__ __forceinline__ explicit StageLoader(const Params& p) : p_(p), pages_(p) {}
+
+  __device__ __forceinline__ void begin(const SplitItem& item) {
+    if (p_.pages.block_table != nullptr) pages_.read_entries(item, lane());
+  }
+  // Columns from atom first_atom on, to [atom][64 keys][128 bytes] at `to`, when `empty` allows.
+  // `bytes`: of the whole stage, from one of the warps that load it; 0 from the others.
+  __device__ __forceinline__ void load(const TensorMap& map, const SplitItem& item, int first_key,
+                                       int first_atom, u32 to, u32 full, u32 empty, u32 parity,
+                                       u32 bytes) {
+    const bool has_pages = p_.pages.block_table != nullptr;
+    const int atom = lane() % kAtoms, kv_head = item.head / p_.tiles.kv_divisor;
+    to += static_cast<u32>(atom * kStageKeys * kSwizzleRowBytes);
+    int i = lane() / kAtoms * p_.box_keys, batch = p_.sizes.is_ragged != 0 ? 0 : item.batch;
+    if (has_pages) batch = pages_.page_of(item, first_key + min(i, kStageKeys - 1));
+    mbarrier_wait(empty, parity ^ 1);
+    // Boxes may complete before the arrival, without which the phase does not end.
+    if (bytes != 0 && lane() == 0) mbarrier_arrive_expect_tx(full, bytes);
+#pragma unroll 1
+    while (i < kStageKeys) {
+      const int row = has_pages ? pages_.slot_of(first_key + i) : item.row_k + first_key + i;
+      cp_async_bulk_tensor_load(to + static_cast<u32>(i * kSwizzleRowBytes), &map, full,
+                                kEvictFirst, (first_atom + atom) * kSwizzleAtomCols, row, kv_head,
+                                batch);
+      i += 32 / kAtoms * p_.box_keys;
+      if (has_pages && i < kStageKeys) batch = pages_.page_of_box(item, first_key + i);
+    }
+    __syncwarp();
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 31; }
+
+  const Params& p_;
+  SplitPages<kTile> pages_;
+};
+
+// The query rows of an item, by a thread.
+template <Tile kTile>
+__device__ __forceinline__ void load_rows_of_q(const Params& p, const Maps& maps,
+                                               const SplitItem& item, u32 to, u32 full) {
+  constexpr int kAtoms = num_swizzle_atoms(kTile.head_dim);
+  constexpr int kAtomBytes = kTile.transposed_rows * kSwizzleRowBytes;
+  mbarrier_arrive_expect_tx(full, kAtoms * p.tiles.group_queries * p.tiles.pack * kSwizzleRowBytes);
+#pragma unroll
+  for (int s = 0; s < kAtoms; ++s)
+    cp_async_bulk_tensor_load(to + s * kAtomBytes, &maps.q, full, kEvictFirst, s * kSwizzleAtomCols,
+                              0, item.row_q, item.head, p.sizes.is_ragged != 0 ? 0 : item.batch);
+}
+
 // The items of a CTA, one after the other, as its first producer finds and publishes them: then
 // once more those of which rows are computed again. Each step is there once, as few instructions
 // arrive sooner.
@@ -139,7 +194,7 @@ class SplitProducer {
         is_v_(producer >= kLoaders),
         part_(is_v_ ? producer - kLoaders : producer),
         leads_(producer == 0),
-        pages_(p) {}
+        loader_(p) {}
 
   __device__ __forceinline__ void run() {
     PublishedItems<kTile> published(smem_);
@@ -168,55 +223,32 @@ class SplitProducer {
 
   __device__ __forceinline__ void load_q(const SplitItem& item) {
     if (lane() == 0) {
-      constexpr int kAtomBytes = kTile.transposed_rows * kSwizzleRowBytes;
-      const int box_bytes = p_.tiles.group_queries * p_.tiles.pack * kSwizzleRowBytes;
-      const u32 to = smem_ + static_cast<u32>(kSmem.offset_q + q_.stage * kAtoms * kAtomBytes);
-      const u32 full = barrier(B::kQFull + q_.stage);
       mbarrier_wait(barrier(B::kQEmpty + q_.stage), q_.parity ^ 1);
-      mbarrier_arrive_expect_tx(full, kAtoms * box_bytes);
-#pragma unroll
-      for (int s = 0; s < kAtoms; ++s)
-        cp_async_bulk_tensor_load(to + s * kAtomBytes, &maps_.q, full, kEvictFirst,
-                                  s * kSwizzleAtomCols, 0, item.row_q, item.head,
-                                  p_.sizes.is_ragged != 0 ? 0 : item.batch);
+      load_rows_of_q<kTile>(
+          p_, maps_, item,
+          smem_ + static_cast<u32>(kSmem.offset_q +
+                                   q_.stage * kAtoms * kTile.transposed_rows * kSwizzleRowBytes),
+          barrier(B::kQFull + q_.stage));
     }
     q_.next();
   }
   // From right to left, each k-block from left to right.
   __device__ __forceinline__ void load_blocks(const SplitItem& item) {
-    if (p_.pages.block_table != nullptr) pages_.read_entries(item, lane());
+    loader_.begin(item);
     for (int n = item.block_max - 1; n >= item.block_min; --n) {
 #pragma unroll 1
-      for (int i = 0; i < kTile.keys; i += kStageKeys) load_stage_of(item, n * kTile.keys + i);
+      for (int i = 0; i < kTile.keys; i += kStageKeys) load_stage(item, n * kTile.keys + i);
     }
   }
-  // Boxes of box_keys x 64 columns, by a lane each: neighbouring lanes have neighbouring columns,
-  // which the memory has in one place.
-  __device__ __forceinline__ void load_stage_of(const SplitItem& item, int first_key) {
-    const bool has_pages = p_.pages.block_table != nullptr;
-    const int atom = part_ * kOwnAtoms + lane() % kOwnAtoms;
-    const int kv_head = item.head / p_.tiles.kv_divisor;
-    const TensorMap* const map = is_v_ ? &maps_.v : &maps_.k;
-    const u32 full = barrier((is_v_ ? B::kVFull : B::kKFull) + stage_);
-    const u32 empty = barrier((is_v_ ? B::kVEmpty : B::kKEmpty) + stage_);
-    const u32 to =
+  __device__ __forceinline__ void load_stage(const SplitItem& item, int first_key) {
+    const int atom = part_ * kOwnAtoms;
+    loader_.load(
+        is_v_ ? maps_.v : maps_.k, item, first_key, atom,
         smem_ + static_cast<u32>((is_v_ ? kSmem.offset_v : kSmem.offset_k) + stage_ * kSmem.stage +
-                                 atom * kStageKeys * kSwizzleRowBytes);
-    int i = lane() / kOwnAtoms * p_.box_keys, batch = p_.sizes.is_ragged != 0 ? 0 : item.batch;
-    if (has_pages) batch = pages_.page_of(item, first_key + min(i, kStageKeys - 1));
-    mbarrier_wait(empty, parity_ ^ 1);
-    // Boxes may complete before the arrival, without which the phase does not end.
-    if (part_ == 0 && lane() == 0)
-      mbarrier_arrive_expect_tx(full, kAtoms * kStageKeys * kSwizzleRowBytes);
-#pragma unroll 1
-    while (i < kStageKeys) {
-      const int row = has_pages ? pages_.slot_of(first_key + i) : item.row_k + first_key + i;
-      cp_async_bulk_tensor_load(to + static_cast<u32>(i * kSwizzleRowBytes), map, full, kEvictFirst,
-                                atom * kSwizzleAtomCols, row, kv_head, batch);
-      i += 32 / kOwnAtoms * p_.box_keys;
-      if (has_pages && i < kStageKeys) batch = pages_.page_of_box(item, first_key + i);
-    }
-    __syncwarp();
+                                 atom * kStageKeys * kSwizzleRowBytes),
+        barrier((is_v_ ? B::kVFull : B::kKFull) + stage_),
+        barrier((is_v_ ? B::kVEmpty : B::kKEmpty) + stage_), parity_,
+        part_ == 0 ? kAtoms * kStageKeys * kSwizzleRowBytes : 0);
     if (++stage_ == (is_v_ ? kTile.v_stages : kTile.k_stages)) {
       stage_ = 0;
       parity_ ^= 1;
@@ -229,7 +261,7 @@ class SplitProducer {
   const bool is_v_;
   const int part_;
   const bool leads_;
-  SplitPages<kTile> pages_;
+  StageLoader<kTile, kOwnAtoms> loader_;
   int stage_ = 0;
   u32 parity_ = 0;
   Ring<kTile.q_buffers> q_;

@@ -26,8 +26,8 @@ struct RowEnd {
   bool overflows;
 };
 
-// Addresses. P and its sums have two buffers, of the k-block that is computed and the one to its
-// right; so has what warps exchange.
+// Addresses. P has buffers for the k-block that is computed and the one to its right, or more; what
+// warps exchange has two.
 template <Tile kTile>
 struct TransposedBuffers {
   static constexpr TransposedSmem kSmem = transposed_smem(kTile);
@@ -41,7 +41,7 @@ struct TransposedBuffers {
     return smem +
            static_cast<u32>(kSmem.offset_probs + ((buffer * kKeys + key) * kRows + place) * 4);
   }
-  // O, [row][column], in the place of both P. Pairs of rows exchange eights of columns, against
+  // O, [row][column], in the place of P. Pairs of rows exchange eights of columns, against
   // bank conflicts.
   __device__ __forceinline__ u32 staged(int row, int column) const {
     const int place = column ^ (row >> 1 & 3) * 8;
@@ -53,10 +53,33 @@ struct TransposedBuffers {
   __device__ __forceinline__ u32 exchange(int buffer, int i, int row) const {
     return smem + static_cast<u32>(kSmem.offset_exchange + ((buffer * 8 + i) * kRows + row) * 4);
   }
-  __device__ __forceinline__ u32 flag(int buffer, int warp) const {
-    return smem + static_cast<u32>(kSmem.offset_flags + (buffer * 4 + warp) * 4);
+  __device__ __forceinline__ u32 row_sum(int warp, int row) const {
+    return smem + static_cast<u32>(kSmem.offset_row_sums + (warp * kRows + row) * 4);
+  }
+
+  __device__ __forceinline__ float load_prob(int buffer, int key, int lane) const {
+    return __uint_as_float(load_shared(prob(buffer, key, lane % kRows)));
+  }
+  // What thread `warp` of row lane % rows adds of a k-block, and the largest P.
+  __device__ __forceinline__ float sum_of_probs(int buffer, int warp, int lane, float& max) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+      const float x = load_prob(buffer, 8 * i + 2 * warp + lane / kRows % 2, lane);
+      sum += x;
+      max = fmaxf(max, x);
+    }
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, kRows));
+    return sum + __shfl_xor_sync(0xffffffffu, sum, kRows);
   }
 };
+
+// The rows of a thread, in the order of its registers, and last the one whose P it adds: row
+// lane % rows, of keys 2 w and the next of each 8 in warp w.
+template <int kRows>
+__device__ __forceinline__ int row_of_thread(int j, int lane) {
+  return j == TransposedThread<kRows>::kMine ? lane % kRows : 8 * (j / 2) + 2 * (lane & 3) + j % 2;
+}
 
 template <Tile kTile, class Element>
 struct TransposedRows {

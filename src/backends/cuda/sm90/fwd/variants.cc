@@ -61,6 +61,10 @@ constexpr TileVariant kTransposedVariants[] = {{kTransposed64Rows8, launch_trans
                                                {kTransposed128Rows16, launch_transposed128_rows16},
                                                {kTransposed256Rows8, launch_transposed256_rows8},
                                                {kTransposed256Rows16, launch_transposed256_rows16}};
+constexpr TileVariant kPartsVariants[] = {{kParts64Rows8, launch_parts64_rows8},
+                                          {kParts64Rows16, launch_parts64_rows16},
+                                          {kParts128Rows8, launch_parts128_rows8},
+                                          {kParts128Rows16, launch_parts128_rows16}};
 constexpr TileVariant kUnsplitVariants[] = {
     {kTile64, launch_hd64}, {kTile128, launch_hd128}, {kTile256, launch_hd256}};
 constexpr TileVariant kMergingVariants[] = {
@@ -119,6 +123,14 @@ const TileVariant* few_rows_variant_of(const Problem& p) {
         v.tile.head_dim == few->tile.head_dim)
       return &v;
   return few;
+}
+
+const TileVariant* parts_variant_of(const TileVariant& v) {
+  for (const TileVariant& parts : kPartsVariants)
+    if (parts.tile.transposed_rows == v.tile.transposed_rows &&
+        parts.tile.head_dim == v.tile.head_dim)
+      return &parts;
+  return nullptr;
 }
 
 const ShortVariant* short_variant_of(const TileVariant* v) {

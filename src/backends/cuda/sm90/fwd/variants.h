@@ -31,6 +31,8 @@ const TileVariant* long_variant_of(const Problem& p);
 // tiles enough. With num_splits=1, or strict_rows and other scores, they have those of prompts:
 // null.
 const TileVariant* few_rows_variant_of(const Problem& p);
+// With the bits of `v`, for clusters that have a split each. Null: there is none.
+const TileVariant* parts_variant_of(const TileVariant& v);
 // Null: there is none.
 const ShortVariant* short_variant_of(const TileVariant* v);
 // Null above 256. `tile_m`: that of a TuningConfig.

@@ -1,0 +1,51 @@
+// How the kernels with keys as M begin: their launch, their shared memory.
+#pragma once
+
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/transposed_items.cuh"
+
+namespace headrace::cuda::sm90::fwd {
+
+// Barriers, and rows of Q that no TMA box has. By all threads of the CTA.
+template <Tile kTile>
+__device__ __forceinline__ void prepare_smem(const Params& params, u32 smem) {
+  constexpr TransposedSmem kSmem = transposed_smem(kTile);
+  constexpr int kThreads = threads_of(kTile);
+  static_assert(num_transposed_barriers(kTile) <= kThreads);
+  // Lanes initialise barriers one after the other, warps at the same time.
+  if (const u32 i = threadIdx.x / 32 + threadIdx.x % 32 * (kThreads / 32);
+      i < num_transposed_barriers(kTile))
+    mbarrier_init(smem + static_cast<u32>(kSmem.offset_barriers) + 8 * i,
+                  TransposedBarriers<kTile>::arrivals(static_cast<int>(i)));
+  if (params.tiles.group_queries * params.tiles.pack != kTile.transposed_rows)
+    for (int i = kSmem.offset_q + 16 * static_cast<int>(threadIdx.x); i < kSmem.offset_probs;
+         i += 16 * kThreads)
+      store_chunk(smem + static_cast<u32>(i), Chunk{});
+  fence_mbarrier_init();
+  fence_proxy_async();
+  __syncthreads();
+}
+
+template <Tile kTileOfVariant, class ElementOfVariant>
+struct TransposedVariant {
+  static constexpr Tile kTile = kTileOfVariant;
+  using Element = ElementOfVariant;
+};
+
+template <Tile kTile, auto kKernel>
+Status launch_transposed(const char* name, const Call& call) {
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
+                          .block = dim3(threads_of(kTile)),
+                          .smem_bytes = smem_bytes(kTile),
+                          .cluster = static_cast<unsigned>(call.cluster_size),
+                          .use_pdl = true};
+  static_assert(kTile.ctas * (smem_bytes(kTile) + 1024) <= 228 * 1024);
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, kKernel, allowed)) return bad;
+  return launch(shape, static_cast<cudaStream_t>(call.stream), kKernel, call.params, call.maps);
+}
+
+}  // namespace headrace::cuda::sm90::fwd
