@@ -96,6 +96,46 @@ TEST(DecodePagesErrors, AreReportedByTheCheck) {
   expect_reported_errors(kName, 1);
 }
 
+// By clusters, equal shares and the persistent grid, which read entries ahead.
+TEST(DecodePagesErrors, AreReportedWhateverTheWork) {
+  HEADRACE_NEEDS_GPU(90);
+  const std::int64_t pages = 4, size = 16, dim = 128;
+  const OnDevice<unsigned char> kv(numbers(DType::bf16, pages * size * dim, 1));
+  const struct {
+    std::int64_t batch, num_used;  // entries of a sequence
+  } works[] = {{2, 60}, {2, 2500}, {300, 256}};
+  for (const auto& [batch, num_used] : works) {
+    const std::int64_t columns = num_used + 1;
+    const OnDevice<unsigned char> q(numbers(DType::bf16, batch * dim, 2)),
+        out(numbers(DType::bf16, batch * dim, 3));
+    const std::size_t num_seqs = static_cast<std::size_t>(batch);
+    const OnDevice<std::int32_t> used(
+        std::vector<std::int32_t>(num_seqs, static_cast<std::int32_t>(num_used * size)));
+    const std::string error =
+        "block_table on cuda:0: a used entry of sequence " + std::to_string(batch - 1);
+    for (const std::int64_t bad :
+         {std::int64_t{0}, std::int64_t{5}, num_used / 2, num_used - 1, num_used}) {
+      SCOPED_TRACE(std::to_string(batch) + " sequences, entry " + std::to_string(bad) + " of " +
+                   std::to_string(num_used));
+      std::vector<std::int32_t> entries(num_seqs * static_cast<std::size_t>(columns), 1);
+      entries[static_cast<std::size_t>((batch - 1) * columns + bad)] = pages;
+      const OnDevice<std::int32_t> table(entries);
+      AttentionTensors t{.q = on_device(q.data(), DType::bf16, {batch, 1, 1, dim}),
+                         .k = on_device(kv.data(), DType::bf16, {pages, size, 1, dim}),
+                         .v = on_device(kv.data(), DType::bf16, {pages, size, 1, dim}),
+                         .out = on_device(out.data(), DType::bf16, {batch, 1, 1, dim})};
+      t.block_table = on_device(table.data(), DType::i32, {batch, columns});
+      t.seqused_k = on_device(used.data(), DType::i32, {batch});
+      EXPECT_STREQ(plan_attention(Problem(t, AttentionOptions{}), cuda_info(0)).kernel(), kName);
+      attention_forward(t);
+      const headrace_status status = headrace_check(HEADRACE_CUDA, 0, nullptr);
+      EXPECT_EQ(status, bad == num_used ? HEADRACE_OK : HEADRACE_INVALID_ARGUMENT);
+      if (bad == num_used) continue;
+      EXPECT_EQ(std::string(headrace_last_error()).find(error), 0u) << headrace_last_error();
+    }
+  }
+}
+
 // A graph is captured once and replayed with other lengths and tables.
 TEST(DecodePagesGraph, ServesOtherLengths) {
   HEADRACE_NEEDS_GPU(90);
