@@ -39,7 +39,7 @@ function(headrace_gencode variable)
       message(FATAL_ERROR "HEADRACE_CUDA_ARCHITECTURES has '${architecture}': entries are sm_NN (machine code) or "
                           "compute_NN (PTX), for example sm_80;sm_90a;compute_80")
     endif()
-    list(APPEND flags "SHELL:-gencode arch=compute_${CMAKE_MATCH_2},code=${architecture}")
+    list(APPEND flags "-gencode=arch=compute_${CMAKE_MATCH_2},code=${architecture}")
   endforeach()
   set(${variable} "${flags}" PARENT_SCOPE)
 endfunction()
@@ -70,14 +70,11 @@ if(CMAKE_CXX_COMPILER_LAUNCHER)
   list(APPEND headrace_cuda_launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 
-# headrace_cuda_target(target [architectures...]): all of the build's where none is named. Kernels are packed for size,
-# in a third of the bytes: a process uses few of them, and the driver unpacks one where it is first launched.
+# headrace_cuda_target(target architectures...): what .cu files of a target need. Without architectures the files have
+# theirs by headrace_cuda_sources(). Kernels are packed for size, in a third of the bytes: a process uses few of them,
+# and the driver unpacks one where it is first launched.
 function(headrace_cuda_target target)
-  set(architectures ${ARGN})
-  if(NOT architectures)
-    set(architectures ${HEADRACE_CUDA_ARCHITECTURES})
-  endif()
-  headrace_gencode(gencode ${architectures})
+  headrace_gencode(gencode ${ARGN})
   set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${headrace_cuda_launcher}")
   target_link_libraries(${target} PUBLIC CUDA::cudart_static)
   foreach(option IN LISTS gencode ITEMS
@@ -85,4 +82,18 @@ function(headrace_cuda_target target)
       -Xcompiler=-Wall,-Wextra,-Wshadow,-Wnon-virtual-dtor,-Wcast-qual,-Werror)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${option}>")
   endforeach()
+endfunction()
+
+# headrace_cuda_sources(files...): kernels of Hopper's own instructions are machine code of sm_90a alone, whatever
+# HEADRACE_CUDA_ARCHITECTURES says: for other GPUs they would be empty. The other .cu files have the whole list.
+function(headrace_cuda_sources)
+  set(hopper ${ARGN})
+  list(FILTER hopper INCLUDE REGEX "/sm90/.*[.]cu$|/gemm/(stream|tiles_.*|wide_.*)[.]cu$")
+  set(others ${ARGN})
+  list(FILTER others INCLUDE REGEX "[.]cu$")
+  list(REMOVE_ITEM others ${hopper})
+  headrace_gencode(gencode sm_90a)
+  set_property(SOURCE ${hopper} APPEND PROPERTY COMPILE_OPTIONS ${gencode})
+  headrace_gencode(gencode ${HEADRACE_CUDA_ARCHITECTURES})
+  set_property(SOURCE ${others} APPEND PROPERTY COMPILE_OPTIONS ${gencode})
 endfunction()

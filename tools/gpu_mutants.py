@@ -85,7 +85,7 @@ KILLED_BY = "killed-by"  # what the machine code of a mutant showed when it was 
 
 def for_one_gpu(command, gpu):
     """nvcc's command, with only the code of that GPU."""
-    return re.sub(r" -gencode arch=\w+,code=(\w+)", lambda m: m[0] if m[1] == gpu else "", command)
+    return re.sub(r" -gencode=arch=\w+,code=(\w+)", lambda m: m[0] if m[1] == gpu else "", command)
 
 
 def of_sources(command, home, other):
@@ -277,7 +277,7 @@ TOY_PROGRAMS = {
 
 
 def self_test():
-    old, new = (f" -gencode arch=compute_{sm},code=sm_{sm}" for sm in ("80", "90a"))
+    old, new = (f" -gencode=arch=compute_{sm},code=sm_{sm}" for sm in ("80", "90a"))
     command, wanted = (f"nvcc -I{tree}/src -I{tree}/include{dropped}{new} -c {tree}/src/x.cu -o src/x.o"
                        for tree, dropped in (("/a", old), ("/b", "")))
     wrong = [] if of_sources(for_one_gpu(command, "sm_90a"), "/a", "/b") == wanted else ["the compiler's command"]

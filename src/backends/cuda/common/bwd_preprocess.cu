@@ -1,4 +1,5 @@
 #include "backends/cuda/common/bwd_preprocess.cuh"
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/runtime/launch.cuh"
 
 namespace headrace::cuda {

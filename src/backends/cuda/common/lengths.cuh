@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/common/kernel_args.h"
-#include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/runtime/length_error.h"
 
 namespace headrace::cuda {
 

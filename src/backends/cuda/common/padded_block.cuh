@@ -1,8 +1,8 @@
-// Blocks of 128 padded rows (bwd_preprocess.h) on the device.
+// Blocks of 128 padded rows (padded_rows.h) on the device.
 #pragma once
 
-#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/common/padded_rows.h"
 
 namespace headrace::cuda {
 

@@ -5,6 +5,7 @@
 #include "backends/cuda/elementwise/angle.h"
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/elementwise/rms_norm.cuh"
+#include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/element.cuh"
 

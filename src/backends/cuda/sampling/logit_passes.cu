@@ -2,6 +2,7 @@
 #include <climits>
 
 #include "backends/cuda/backend.h"
+#include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sampling/logit_filters.h"
 #include "backends/cuda/sampling/logit_row.cuh"

@@ -2,7 +2,7 @@
 // without a GPU.
 #pragma once
 
-#include "backends/cuda/common/bwd_preprocess.h"
+#include "backends/cuda/common/padded_rows.h"
 #include "backends/cuda/sm80/config.h"
 
 namespace headrace::cuda::sm80::bwd {

@@ -1,6 +1,7 @@
 // Parameters of the backward kernels.
 #pragma once
 
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/sm80/bwd/config.h"
 #include "backends/cuda/sm80/launchers.h"

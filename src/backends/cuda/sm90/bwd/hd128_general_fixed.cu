@@ -2,9 +2,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd128_general_fixed(const Call& call) {
-  return launch_tile<kTile128, Kind{.is_general = true, .is_fixed = true}>(
-      "cuda_sm90_bwd<bf16, 128, general>", "cuda_sm90_bwd<f16, 128, general>", call);
-}
+constinit Kernels kernels_hd128_general_fixed =
+    kernels_of<kTile128, Kind{.is_general = true, .is_fixed = true}>(
+        "cuda_sm90_bwd<bf16, 128, general>", "cuda_sm90_bwd<f16, 128, general>");
 
 }  // namespace headrace::cuda::sm90::bwd

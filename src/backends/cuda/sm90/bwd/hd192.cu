@@ -2,9 +2,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd192(const Call& call) {
-  return launch_tile<kTile192, Kind{.is_general = false, .is_fixed = false}>(
-      "cuda_sm90_bwd<bf16, 192>", "cuda_sm90_bwd<f16, 192>", call);
-}
+constinit Kernels kernels_hd192 =
+    kernels_of<kTile192, Kind{.is_general = false, .is_fixed = false}>("cuda_sm90_bwd<bf16, 192>",
+                                                                       "cuda_sm90_bwd<f16, 192>");
 
 }  // namespace headrace::cuda::sm90::bwd

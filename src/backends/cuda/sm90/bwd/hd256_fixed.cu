@@ -2,9 +2,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd256_fixed(const Call& call) {
-  return launch_tile<kTile256, Kind{.is_general = false, .is_fixed = true}>(
-      "cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
-}
+constinit Kernels kernels_hd256_fixed =
+    kernels_of<kTile256, Kind{.is_general = false, .is_fixed = true}>("cuda_sm90_bwd<bf16, 256>",
+                                                                      "cuda_sm90_bwd<f16, 256>");
 
 }  // namespace headrace::cuda::sm90::bwd

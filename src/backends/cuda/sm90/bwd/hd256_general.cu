@@ -2,9 +2,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd256_general(const Call& call) {
-  return launch_tile<kTile256, Kind{.is_general = true, .is_fixed = false}>(
-      "cuda_sm90_bwd<bf16, 256, general>", "cuda_sm90_bwd<f16, 256, general>", call);
-}
+constinit Kernels kernels_hd256_general =
+    kernels_of<kTile256, Kind{.is_general = true, .is_fixed = false}>(
+        "cuda_sm90_bwd<bf16, 256, general>", "cuda_sm90_bwd<f16, 256, general>");
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -4,10 +4,13 @@
 #include <cmath>
 #include <span>
 
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/common/dbias.h"
 #include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
-#include "backends/cuda/sm90/bwd/launch.h"
+#include "backends/cuda/sm90/bwd/kernels.h"
+#include "backends/cuda/sm90/bwd/postprocess.h"
 #include "backends/cuda/sm90/operand_map.h"
 #include "core/features.h"
 
@@ -19,22 +22,22 @@ constexpr double kSmallestScale = 0x1p-64;  // the lse is divided by it
 
 struct Variant {
   Tile tile;
-  Launch *launch, *launch_fixed;
+  Kernels *kernels, *fixed_kernels;
   Postprocess* postprocess;
 };
 // The first large enough one is used.
 constexpr Variant kPlain[] = {
-    {kTile64, launch_hd64, launch_hd64_fixed, launch_postprocess_hd64},
-    {kTile128, launch_hd128, launch_hd128_fixed, launch_postprocess_hd128},
-    {kTile192v128, launch_hd192v128, launch_hd192v128_fixed, launch_postprocess_hd192},
-    {kTile192, launch_hd192, launch_hd192_fixed, launch_postprocess_hd192},
-    {kTile256, launch_hd256, launch_hd256_fixed, launch_postprocess_hd256},
+    {kTile64, &kernels_hd64, &kernels_hd64_fixed, launch_postprocess_hd64},
+    {kTile128, &kernels_hd128, &kernels_hd128_fixed, launch_postprocess_hd128},
+    {kTile192v128, &kernels_hd192v128, &kernels_hd192v128_fixed, launch_postprocess_hd192},
+    {kTile192, &kernels_hd192, &kernels_hd192_fixed, launch_postprocess_hd192},
+    {kTile256, &kernels_hd256, &kernels_hd256_fixed, launch_postprocess_hd256},
 };
 // With softcap, ALiBi or bias.
 constexpr Variant kGeneral[] = {
-    {kTile64, launch_hd64_general, launch_hd64_general_fixed, launch_postprocess_hd64},
-    {kTile128, launch_hd128_general, launch_hd128_general_fixed, launch_postprocess_hd128},
-    {kTile256, launch_hd256_general, launch_hd256_general_fixed, launch_postprocess_hd256},
+    {kTile64, &kernels_hd64_general, &kernels_hd64_general_fixed, launch_postprocess_hd64},
+    {kTile128, &kernels_hd128_general, &kernels_hd128_general_fixed, launch_postprocess_hd128},
+    {kTile256, &kernels_hd256_general, &kernels_hd256_general_fixed, launch_postprocess_hd256},
 };
 
 // Null above 256.
@@ -289,8 +292,9 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (p.deterministic) HEADRACE_TRY(launch_kv_abs_max(call, stream));
   HEADRACE_TRY(launch_bwd_preprocess(call, stream));
   if (p.has_dsinks) HEADRACE_TRY(launch_dsinks(call, stream));
-  Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
-  HEADRACE_TRY(launch_main({params, maps, dtype_of(p), grid_of(p, own.section), stream}));
+  Kernels& kernels = p.deterministic ? *variant.fixed_kernels : *variant.kernels;
+  HEADRACE_TRY(cuda::launch(dtype_of(p) == DType::bf16 ? kernels.bf16 : kernels.f16,
+                            {.grid = grid_of(p, own.section)}, stream, params, maps));
   const PostprocessParams postprocess{
       .blocks = blocks, .rows = call.rows, .dq = args.gradients.dq, .scale = params.scale};
   HEADRACE_TRY(variant.postprocess(postprocess, dtype_of(p), stream));

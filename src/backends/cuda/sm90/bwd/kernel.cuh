@@ -4,9 +4,8 @@
 
 #include <type_traits>
 
-#include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/cooperative.cuh"
-#include "backends/cuda/sm90/bwd/launch.h"
+#include "backends/cuda/sm90/bwd/kernels.h"
 #include "backends/cuda/sm90/bwd/specialized.cuh"
 
 namespace headrace::cuda::sm90::bwd {
@@ -68,25 +67,17 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
 }
 
 template <class Variant>
-Status launch_variant(const char* name, const Call& call) {
+constexpr KernelImage<Params, Maps> image_of(const char* name) {
   constexpr Tile kTile = Variant::kTile;
-  const LaunchShape shape{.name = name,
-                          .grid = call.grid,
-                          .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile)};
   static_assert(smem_bytes(kTile) <= kSmemLimitSm90);
-  static AllowedSmem allowed;
-  if (Status bad = allow_smem(shape, backward<Variant>, allowed)) return bad;
-  return launch(shape, static_cast<cudaStream_t>(call.stream), backward<Variant>, call.params,
-                call.maps);
+  return {name, backward<Variant>, threads_of(kTile), smem_bytes(kTile)};
 }
 
 // Both dtypes of a tile.
 template <Tile kTile, Kind kKind>
-Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (call.dtype == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kKind>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kKind>>(name_f16, call);
+constexpr Kernels kernels_of(const char* name_bf16, const char* name_f16) {
+  return {image_of<Variant<kTile, Bf16Element, kKind>>(name_bf16),
+          image_of<Variant<kTile, F16Element, kKind>>(name_f16)};
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -1,7 +1,7 @@
 // What the host passes to the Hopper backward kernel.
 #pragma once
 
-#include "backends/cuda/common/bwd_preprocess.h"
+#include "backends/cuda/common/padded_rows.h"
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda::sm90::bwd {

@@ -4,7 +4,7 @@
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/block_iterator.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
-#include "backends/cuda/sm90/bwd/launch.h"
+#include "backends/cuda/sm90/bwd/postprocess.h"
 #include "backends/cuda/sm90/element.cuh"
 
 namespace headrace::cuda::sm90::bwd {

@@ -8,8 +8,8 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/element.cuh"
+#include "backends/cuda/sm90/fwd/combine.h"
 #include "backends/cuda/sm90/fwd/config.h"
-#include "backends/cuda/sm90/fwd/launch.h"
 #include "backends/cuda/sm90/fwd/merge.cuh"
 #include "base/math.h"
 
@@ -131,8 +131,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
 
 }  // namespace
 
-Status launch_combine(const Call& call) {
-  const Params& p = call.params;
+Status launch_combine(const Params& p, DType dtype, Stream stream) {
   const std::int64_t rows = p.sizes.batch * p.tiles.tile_heads * p.splits.rows;
   const LaunchShape shape{
       .name = "cuda_sm90_fwd combine",
@@ -140,8 +139,8 @@ Status launch_combine(const Call& call) {
                    static_cast<unsigned>(ceil_div<std::int64_t>(p.sizes.head_dim_v, kWarpColumns))),
       .block = dim3(32 * kCombineWarps),
       .use_pdl = true};
-  const auto kernel = call.dtype == DType::bf16 ? combine<Bf16Element> : combine<F16Element>;
-  return launch(shape, static_cast<cudaStream_t>(call.stream), kernel, p);
+  const auto kernel = dtype == DType::bf16 ? combine<Bf16Element> : combine<F16Element>;
+  return launch(shape, static_cast<cudaStream_t>(stream), kernel, p);
 }
 
 }  // namespace headrace::cuda::sm90::fwd

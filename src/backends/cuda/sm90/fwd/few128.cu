@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few128(const Call& call) {
-  return launch_tile<kFewRows128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128, few rows>",
-                                                   "cuda_sm90_fwd<f16, 128, few rows>", call);
-}
+constinit Kernels kernels_few128 = kernels_of<kFewRows128, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 128, few rows>", "cuda_sm90_fwd<f16, 128, few rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

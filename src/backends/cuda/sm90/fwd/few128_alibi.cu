@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few128_alibi(const Call& call) {
-  return launch_tile<kFewRowsMod128, ScoreMod::alibi>("cuda_sm90_fwd<bf16, 128, few rows, alibi>",
-                                                      "cuda_sm90_fwd<f16, 128, few rows, alibi>",
-                                                      call);
-}
+constinit Kernels kernels_few128_alibi = kernels_of<kFewRowsMod128, ScoreMod::alibi>(
+    "cuda_sm90_fwd<bf16, 128, few rows, alibi>", "cuda_sm90_fwd<f16, 128, few rows, alibi>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few128_softcap(const Call& call) {
-  return launch_tile<kFewRowsMod128, ScoreMod::softcap>(
-      "cuda_sm90_fwd<bf16, 128, few rows, softcap>", "cuda_sm90_fwd<f16, 128, few rows, softcap>",
-      call);
-}
+constinit Kernels kernels_few128_softcap = kernels_of<kFewRowsMod128, ScoreMod::softcap>(
+    "cuda_sm90_fwd<bf16, 128, few rows, softcap>", "cuda_sm90_fwd<f16, 128, few rows, softcap>");
 
 }  // namespace headrace::cuda::sm90::fwd

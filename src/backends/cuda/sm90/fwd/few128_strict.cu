@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few128_strict(const Call& call) {
-  return launch_tile<kFewStrict128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128, few strict rows>",
-                                                     "cuda_sm90_fwd<f16, 128, few strict rows>",
-                                                     call);
-}
+constinit Kernels kernels_few128_strict = kernels_of<kFewStrict128, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 128, few strict rows>", "cuda_sm90_fwd<f16, 128, few strict rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

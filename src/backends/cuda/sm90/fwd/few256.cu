@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few256(const Call& call) {
-  return launch_tile<kFewRows256, ScoreMod::plain>("cuda_sm90_fwd<bf16, 256, few rows>",
-                                                   "cuda_sm90_fwd<f16, 256, few rows>", call);
-}
+constinit Kernels kernels_few256 = kernels_of<kFewRows256, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 256, few rows>", "cuda_sm90_fwd<f16, 256, few rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

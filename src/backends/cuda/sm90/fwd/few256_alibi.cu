@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few256_alibi(const Call& call) {
-  return launch_tile<kFewRowsMod256, ScoreMod::alibi>("cuda_sm90_fwd<bf16, 256, few rows, alibi>",
-                                                      "cuda_sm90_fwd<f16, 256, few rows, alibi>",
-                                                      call);
-}
+constinit Kernels kernels_few256_alibi = kernels_of<kFewRowsMod256, ScoreMod::alibi>(
+    "cuda_sm90_fwd<bf16, 256, few rows, alibi>", "cuda_sm90_fwd<f16, 256, few rows, alibi>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few256_general(const Call& call) {
-  return launch_tile<kFewRowsMod256, ScoreMod::general>(
-      "cuda_sm90_fwd<bf16, 256, few rows, general>", "cuda_sm90_fwd<f16, 256, few rows, general>",
-      call);
-}
+constinit Kernels kernels_few256_general = kernels_of<kFewRowsMod256, ScoreMod::general>(
+    "cuda_sm90_fwd<bf16, 256, few rows, general>", "cuda_sm90_fwd<f16, 256, few rows, general>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,10 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few256_softcap(const Call& call) {
-  return launch_tile<kFewRowsMod256, ScoreMod::softcap>(
-      "cuda_sm90_fwd<bf16, 256, few rows, softcap>", "cuda_sm90_fwd<f16, 256, few rows, softcap>",
-      call);
-}
+constinit Kernels kernels_few256_softcap = kernels_of<kFewRowsMod256, ScoreMod::softcap>(
+    "cuda_sm90_fwd<bf16, 256, few rows, softcap>", "cuda_sm90_fwd<f16, 256, few rows, softcap>");
 
 }  // namespace headrace::cuda::sm90::fwd

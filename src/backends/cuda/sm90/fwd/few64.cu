@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_few64(const Call& call) {
-  return launch_tile<kFewRows64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64, few rows>",
-                                                  "cuda_sm90_fwd<f16, 64, few rows>", call);
-}
+constinit Kernels kernels_few64 = kernels_of<kFewRows64, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 64, few rows>", "cuda_sm90_fwd<f16, 64, few rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd112(const Call& call) {
-  return launch_tile<kTile112, ScoreMod::plain>("cuda_sm90_fwd<bf16, 112>",
-                                                "cuda_sm90_fwd<f16, 112>", call);
-}
+constinit Kernels kernels_hd112 =
+    kernels_of<kTile112, ScoreMod::plain>("cuda_sm90_fwd<bf16, 112>", "cuda_sm90_fwd<f16, 112>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd128(const Call& call) {
-  return launch_tile<kTile128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128>",
-                                                "cuda_sm90_fwd<f16, 128>", call);
-}
+constinit Kernels kernels_hd128 =
+    kernels_of<kTile128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128>", "cuda_sm90_fwd<f16, 128>");
 
 }  // namespace headrace::cuda::sm90::fwd

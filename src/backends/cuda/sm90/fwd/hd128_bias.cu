@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd128_bias(const Call& call) {
-  return launch_tile<kBias128, ScoreMod::bias>("cuda_sm90_fwd<bf16, 128, bias>",
-                                               "cuda_sm90_fwd<f16, 128, bias>", call);
-}
+constinit Kernels kernels_hd128_bias = kernels_of<kBias128, ScoreMod::bias>(
+    "cuda_sm90_fwd<bf16, 128, bias>", "cuda_sm90_fwd<f16, 128, bias>");
 
 }  // namespace headrace::cuda::sm90::fwd

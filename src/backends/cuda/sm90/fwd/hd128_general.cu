@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd128_general(const Call& call) {
-  return launch_tile<kGeneral128, ScoreMod::general>("cuda_sm90_fwd<bf16, 128, general>",
-                                                     "cuda_sm90_fwd<f16, 128, general>", call);
-}
+constinit Kernels kernels_hd128_general = kernels_of<kGeneral128, ScoreMod::general>(
+    "cuda_sm90_fwd<bf16, 128, general>", "cuda_sm90_fwd<f16, 128, general>");
 
 }  // namespace headrace::cuda::sm90::fwd

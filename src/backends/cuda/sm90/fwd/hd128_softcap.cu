@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd128_softcap(const Call& call) {
-  return launch_tile<kSoftcap128, ScoreMod::softcap>("cuda_sm90_fwd<bf16, 128, softcap>",
-                                                     "cuda_sm90_fwd<f16, 128, softcap>", call);
-}
+constinit Kernels kernels_hd128_softcap = kernels_of<kSoftcap128, ScoreMod::softcap>(
+    "cuda_sm90_fwd<bf16, 128, softcap>", "cuda_sm90_fwd<f16, 128, softcap>");
 
 }  // namespace headrace::cuda::sm90::fwd

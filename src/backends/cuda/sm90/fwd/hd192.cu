@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd192(const Call& call) {
-  return launch_tile<kTile192, ScoreMod::plain>("cuda_sm90_fwd<bf16, 192>",
-                                                "cuda_sm90_fwd<f16, 192>", call);
-}
+constinit Kernels kernels_hd192 =
+    kernels_of<kTile192, ScoreMod::plain>("cuda_sm90_fwd<bf16, 192>", "cuda_sm90_fwd<f16, 192>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd256(const Call& call) {
-  return launch_tile<kTile256, ScoreMod::plain>("cuda_sm90_fwd<bf16, 256>",
-                                                "cuda_sm90_fwd<f16, 256>", call);
-}
+constinit Kernels kernels_hd256 =
+    kernels_of<kTile256, ScoreMod::plain>("cuda_sm90_fwd<bf16, 256>", "cuda_sm90_fwd<f16, 256>");
 
 }  // namespace headrace::cuda::sm90::fwd

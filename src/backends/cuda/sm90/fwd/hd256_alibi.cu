@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd256_alibi(const Call& call) {
-  return launch_tile<kTile256, ScoreMod::alibi>("cuda_sm90_fwd<bf16, 256, alibi>",
-                                                "cuda_sm90_fwd<f16, 256, alibi>", call);
-}
+constinit Kernels kernels_hd256_alibi = kernels_of<kTile256, ScoreMod::alibi>(
+    "cuda_sm90_fwd<bf16, 256, alibi>", "cuda_sm90_fwd<f16, 256, alibi>");
 
 }  // namespace headrace::cuda::sm90::fwd

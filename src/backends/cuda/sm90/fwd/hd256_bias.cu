@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd256_bias(const Call& call) {
-  return launch_tile<kBias256, ScoreMod::bias>("cuda_sm90_fwd<bf16, 256, bias>",
-                                               "cuda_sm90_fwd<f16, 256, bias>", call);
-}
+constinit Kernels kernels_hd256_bias = kernels_of<kBias256, ScoreMod::bias>(
+    "cuda_sm90_fwd<bf16, 256, bias>", "cuda_sm90_fwd<f16, 256, bias>");
 
 }  // namespace headrace::cuda::sm90::fwd

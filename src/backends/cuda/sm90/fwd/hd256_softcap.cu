@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd256_softcap(const Call& call) {
-  return launch_tile<kSoftcap256, ScoreMod::softcap>("cuda_sm90_fwd<bf16, 256, softcap>",
-                                                     "cuda_sm90_fwd<f16, 256, softcap>", call);
-}
+constinit Kernels kernels_hd256_softcap = kernels_of<kSoftcap256, ScoreMod::softcap>(
+    "cuda_sm90_fwd<bf16, 256, softcap>", "cuda_sm90_fwd<f16, 256, softcap>");
 
 }  // namespace headrace::cuda::sm90::fwd

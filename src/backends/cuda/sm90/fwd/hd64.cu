@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd64(const Call& call) {
-  return launch_tile<kTile64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64>", "cuda_sm90_fwd<f16, 64>",
-                                               call);
-}
+constinit Kernels kernels_hd64 =
+    kernels_of<kTile64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64>", "cuda_sm90_fwd<f16, 64>");
 
 }  // namespace headrace::cuda::sm90::fwd

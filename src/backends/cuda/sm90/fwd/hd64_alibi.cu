@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd64_alibi(const Call& call) {
-  return launch_tile<kTile64, ScoreMod::alibi>("cuda_sm90_fwd<bf16, 64, alibi>",
-                                               "cuda_sm90_fwd<f16, 64, alibi>", call);
-}
+constinit Kernels kernels_hd64_alibi = kernels_of<kTile64, ScoreMod::alibi>(
+    "cuda_sm90_fwd<bf16, 64, alibi>", "cuda_sm90_fwd<f16, 64, alibi>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd64_bias(const Call& call) {
-  return launch_tile<kBias64, ScoreMod::bias>("cuda_sm90_fwd<bf16, 64, bias>",
-                                              "cuda_sm90_fwd<f16, 64, bias>", call);
-}
+constinit Kernels kernels_hd64_bias = kernels_of<kBias64, ScoreMod::bias>(
+    "cuda_sm90_fwd<bf16, 64, bias>", "cuda_sm90_fwd<f16, 64, bias>");
 
 }  // namespace headrace::cuda::sm90::fwd

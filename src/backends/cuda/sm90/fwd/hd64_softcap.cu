@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd64_softcap(const Call& call) {
-  return launch_tile<kSoftcap64, ScoreMod::softcap>("cuda_sm90_fwd<bf16, 64, softcap>",
-                                                    "cuda_sm90_fwd<f16, 64, softcap>", call);
-}
+constinit Kernels kernels_hd64_softcap = kernels_of<kSoftcap64, ScoreMod::softcap>(
+    "cuda_sm90_fwd<bf16, 64, softcap>", "cuda_sm90_fwd<f16, 64, softcap>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd80(const Call& call) {
-  return launch_tile<kTile80, ScoreMod::plain>("cuda_sm90_fwd<bf16, 80>", "cuda_sm90_fwd<f16, 80>",
-                                               call);
-}
+constinit Kernels kernels_hd80 =
+    kernels_of<kTile80, ScoreMod::plain>("cuda_sm90_fwd<bf16, 80>", "cuda_sm90_fwd<f16, 80>");
 
 }  // namespace headrace::cuda::sm90::fwd

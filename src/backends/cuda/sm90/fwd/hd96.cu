@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_hd96(const Call& call) {
-  return launch_tile<kTile96, ScoreMod::plain>("cuda_sm90_fwd<bf16, 96>", "cuda_sm90_fwd<f16, 96>",
-                                               call);
-}
+constinit Kernels kernels_hd96 =
+    kernels_of<kTile96, ScoreMod::plain>("cuda_sm90_fwd<bf16, 96>", "cuda_sm90_fwd<f16, 96>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -6,9 +6,9 @@
 
 #include "backends/cuda/runtime/call_token.h"
 #include "backends/cuda/runtime/error_word.cuh"
-#include "backends/cuda/runtime/status.cuh"
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/fwd/combine.h"
 #include "backends/cuda/sm90/fwd/config.h"
-#include "backends/cuda/sm90/fwd/launch.h"
 #include "backends/cuda/sm90/fwd/variants.h"
 #include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
@@ -421,11 +421,14 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
       params.splits.weights = reinterpret_cast<SplitWeight*>(
           params.splits.out + num_partial_rows(p, own.tiles, own.splits) * p.head_dim_v);
   }
-  const Call call{params,          maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream,
-                  own.cluster_size};
-  HEADRACE_TRY(own.variant->launch(call));
+  Kernels& kernels = *own.variant->kernels;
+  HEADRACE_TRY(cuda::launch(dtype == DType::bf16 ? kernels.bf16 : kernels.f16,
+                            {.grid = dim3(static_cast<unsigned>(plan.schedule.num_ctas)),
+                             .cluster = static_cast<unsigned>(own.cluster_size),
+                             .use_pdl = true},
+                            stream, params, maps));
   const bool leaves_parts = own.splits.max_splits != 0 && !own.variant->tile.merges_splits;
-  return leaves_parts ? launch_combine(call) : std::nullopt;
+  return leaves_parts ? launch_combine(params, dtype, stream) : std::nullopt;
 }
 
 }  // namespace

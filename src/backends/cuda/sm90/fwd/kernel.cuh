@@ -15,10 +15,9 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
-#include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/fwd/dropout_masks.cuh"
 #include "backends/cuda/sm90/fwd/epilogue.cuh"
-#include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/kernels.h"
 #include "backends/cuda/sm90/fwd/produce.cuh"
 #include "backends/cuda/sm90/fwd/scheduler.cuh"
 #include "backends/cuda/sm90/fwd/scores.cuh"
@@ -612,26 +611,17 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), Variant::kTile.cta
 }
 
 template <class Variant>
-Status launch_variant(const char* name, const Call& call) {
+constexpr KernelImage<Params, Maps> image_of(const char* name) {
   constexpr Tile kTile = Variant::kTile;
-  const LaunchShape shape{.name = name,
-                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
-                          .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile),
-                          .use_pdl = true};
   static_assert(smem_bytes(kTile) <= kSmemLimitSm90 && shares_registers(kTile));
-  static AllowedSmem allowed;
-  if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;
-  return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,
-                call.maps);
+  return {name, forward<Variant>, threads_of(kTile), smem_bytes(kTile)};
 }
 
 // Both dtypes of a tile.
 template <Tile kTile, ScoreMod kScoreMod>
-Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (call.dtype == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kScoreMod>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kScoreMod>>(name_f16, call);
+constexpr Kernels kernels_of(const char* name_bf16, const char* name_f16) {
+  return {image_of<Variant<kTile, Bf16Element, kScoreMod>>(name_bf16),
+          image_of<Variant<kTile, F16Element, kScoreMod>>(name_f16)};
 }
 
 }  // namespace headrace::cuda::sm90::fwd

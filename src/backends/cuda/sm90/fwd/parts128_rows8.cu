@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_parts128_rows8(const Call& call) {
-  return launch_parts_tile<kParts128Rows8>("cuda_sm90_fwd<bf16, 128, 8 rows, parts>",
-                                           "cuda_sm90_fwd<f16, 128, 8 rows, parts>", call);
-}
+constinit Kernels kernels_parts128_rows8 = part_kernels_of<kParts128Rows8>(
+    "cuda_sm90_fwd<bf16, 128, 8 rows, parts>", "cuda_sm90_fwd<f16, 128, 8 rows, parts>");
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_strict128(const Call& call) {
-  return launch_tile<kStrict128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128, strict rows>",
-                                                  "cuda_sm90_fwd<f16, 128, strict rows>", call);
-}
+constinit Kernels kernels_strict128 = kernels_of<kStrict128, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 128, strict rows>", "cuda_sm90_fwd<f16, 128, strict rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

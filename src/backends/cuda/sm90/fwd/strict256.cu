@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_strict256(const Call& call) {
-  return launch_tile<kStrict256, ScoreMod::plain>("cuda_sm90_fwd<bf16, 256, strict rows>",
-                                                  "cuda_sm90_fwd<f16, 256, strict rows>", call);
-}
+constinit Kernels kernels_strict256 = kernels_of<kStrict256, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 256, strict rows>", "cuda_sm90_fwd<f16, 256, strict rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

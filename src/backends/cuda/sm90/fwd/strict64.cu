@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_strict64(const Call& call) {
-  return launch_tile<kStrict64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64, strict rows>",
-                                                 "cuda_sm90_fwd<f16, 64, strict rows>", call);
-}
+constinit Kernels kernels_strict64 = kernels_of<kStrict64, ScoreMod::plain>(
+    "cuda_sm90_fwd<bf16, 64, strict rows>", "cuda_sm90_fwd<f16, 64, strict rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

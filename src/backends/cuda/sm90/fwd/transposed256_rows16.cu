@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_transposed256_rows16(const Call& call) {
-  return launch_transposed_tile<kTransposed256Rows16>("cuda_sm90_fwd<bf16, 256, 16 rows>",
-                                                      "cuda_sm90_fwd<f16, 256, 16 rows>", call);
-}
+constinit Kernels kernels_transposed256_rows16 = split_kernels_of<kTransposed256Rows16>(
+    "cuda_sm90_fwd<bf16, 256, 16 rows>", "cuda_sm90_fwd<f16, 256, 16 rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

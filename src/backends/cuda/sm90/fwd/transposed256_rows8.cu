@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_transposed256_rows8(const Call& call) {
-  return launch_transposed_tile<kTransposed256Rows8>("cuda_sm90_fwd<bf16, 256, 8 rows>",
-                                                     "cuda_sm90_fwd<f16, 256, 8 rows>", call);
-}
+constinit Kernels kernels_transposed256_rows8 = split_kernels_of<kTransposed256Rows8>(
+    "cuda_sm90_fwd<bf16, 256, 8 rows>", "cuda_sm90_fwd<f16, 256, 8 rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

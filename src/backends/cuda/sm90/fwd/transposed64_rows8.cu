@@ -2,9 +2,7 @@
 
 namespace headrace::cuda::sm90::fwd {
 
-Status launch_transposed64_rows8(const Call& call) {
-  return launch_transposed_tile<kTransposed64Rows8>("cuda_sm90_fwd<bf16, 64, 8 rows>",
-                                                    "cuda_sm90_fwd<f16, 64, 8 rows>", call);
-}
+constinit Kernels kernels_transposed64_rows8 = split_kernels_of<kTransposed64Rows8>(
+    "cuda_sm90_fwd<bf16, 64, 8 rows>", "cuda_sm90_fwd<f16, 64, 8 rows>");
 
 }  // namespace headrace::cuda::sm90::fwd

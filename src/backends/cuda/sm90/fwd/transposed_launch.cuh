@@ -2,8 +2,7 @@
 #pragma once
 
 #include "backends/cuda/device/barrier.cuh"
-#include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/kernels.h"
 #include "backends/cuda/sm90/fwd/transposed_items.cuh"
 
 namespace headrace::cuda::sm90::fwd {
@@ -34,18 +33,11 @@ struct TransposedVariant {
   using Element = ElementOfVariant;
 };
 
-template <Tile kTile, auto kKernel>
-Status launch_transposed(const char* name, const Call& call) {
-  const LaunchShape shape{.name = name,
-                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
-                          .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile),
-                          .cluster = static_cast<unsigned>(call.cluster_size),
-                          .use_pdl = true};
+template <Tile kTile>
+constexpr KernelImage<Params, Maps> transposed_image(const char* name,
+                                                     void (*kernel)(Params, Maps)) {
   static_assert(kTile.ctas * (smem_bytes(kTile) + 1024) <= 228 * 1024);
-  static AllowedSmem allowed;
-  if (Status bad = allow_smem(shape, kKernel, allowed)) return bad;
-  return launch(shape, static_cast<cudaStream_t>(call.stream), kKernel, call.params, call.maps);
+  return {name, kernel, threads_of(kTile), smem_bytes(kTile)};
 }
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -184,12 +184,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
 
 // Both dtypes of a tile.
 template <Tile kTile>
-Status launch_parts_tile(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (call.dtype == DType::bf16)
-    return launch_transposed<kTile, attend_parts<TransposedVariant<kTile, Bf16Element>>>(name_bf16,
-                                                                                         call);
-  return launch_transposed<kTile, attend_parts<TransposedVariant<kTile, F16Element>>>(name_f16,
-                                                                                      call);
+constexpr Kernels part_kernels_of(const char* name_bf16, const char* name_f16) {
+  return {transposed_image<kTile>(name_bf16, attend_parts<TransposedVariant<kTile, Bf16Element>>),
+          transposed_image<kTile>(name_f16, attend_parts<TransposedVariant<kTile, F16Element>>)};
 }
 
 }  // namespace headrace::cuda::sm90::fwd

@@ -4,71 +4,74 @@
 #include <span>
 
 #include "core/features.h"
+#include "core/tuning.h"
 
 namespace headrace::cuda::sm90::fwd {
 namespace {
 
 // The first large enough one of the ScoreMod, else a general one.
 constexpr TileVariant kVariants[] = {
-    {kTile64, launch_hd64},
-    {kTile80, launch_hd80},
-    {kTile96, launch_hd96},
-    {kTile112, launch_hd112},
-    {kTile128, launch_hd128},
-    {kTile192v128, launch_hd192v128},
-    {kTile192, launch_hd192},
-    {kTile256, launch_hd256},
-    {kTile64, launch_hd64_alibi, ScoreMod::alibi},
-    {kTile128, launch_hd128_alibi, ScoreMod::alibi},
-    {kTile256, launch_hd256_alibi, ScoreMod::alibi},
-    {kSoftcap64, launch_hd64_softcap, ScoreMod::softcap},
-    {kSoftcap128, launch_hd128_softcap, ScoreMod::softcap},
-    {kSoftcap256, launch_hd256_softcap, ScoreMod::softcap},
-    {kBias64, launch_hd64_bias, ScoreMod::bias},
-    {kBias128, launch_hd128_bias, ScoreMod::bias},
-    {kBias256, launch_hd256_bias, ScoreMod::bias},
-    {kDropout64, launch_hd64_dropout, ScoreMod::dropout},
-    {kDropout128, launch_hd128_dropout, ScoreMod::dropout},
-    {kGeneral64, launch_hd64_general, ScoreMod::general},
-    {kGeneral128, launch_hd128_general, ScoreMod::general},
-    {kGeneral256, launch_hd256_general, ScoreMod::general},
+    {kTile64, &kernels_hd64},
+    {kTile80, &kernels_hd80},
+    {kTile96, &kernels_hd96},
+    {kTile112, &kernels_hd112},
+    {kTile128, &kernels_hd128},
+    {kTile192v128, &kernels_hd192v128},
+    {kTile192, &kernels_hd192},
+    {kTile256, &kernels_hd256},
+    {kTile64, &kernels_hd64_alibi, ScoreMod::alibi},
+    {kTile128, &kernels_hd128_alibi, ScoreMod::alibi},
+    {kTile256, &kernels_hd256_alibi, ScoreMod::alibi},
+    {kSoftcap64, &kernels_hd64_softcap, ScoreMod::softcap},
+    {kSoftcap128, &kernels_hd128_softcap, ScoreMod::softcap},
+    {kSoftcap256, &kernels_hd256_softcap, ScoreMod::softcap},
+    {kBias64, &kernels_hd64_bias, ScoreMod::bias},
+    {kBias128, &kernels_hd128_bias, ScoreMod::bias},
+    {kBias256, &kernels_hd256_bias, ScoreMod::bias},
+    {kDropout64, &kernels_hd64_dropout, ScoreMod::dropout},
+    {kDropout128, &kernels_hd128_dropout, ScoreMod::dropout},
+    {kGeneral64, &kernels_hd64_general, ScoreMod::general},
+    {kGeneral128, &kernels_hd128_general, ScoreMod::general},
+    {kGeneral256, &kernels_hd256_general, ScoreMod::general},
 };
 constexpr ShortVariant kShortVariants[] = {
-    {launch_hd64, {kShort64, launch_hd64_short}, -1, 1024},
-    {launch_hd80, {kShort80, launch_hd80_short}, 1024, 2048},
-    {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
+    {&kernels_hd64, {kShort64, &kernels_hd64_short}, -1, 1024},
+    {&kernels_hd80, {kShort80, &kernels_hd80_short}, 1024, 2048},
+    {&kernels_hd96, {kShort96, &kernels_hd96_short}, 1024, 2048},
 };
 
 constexpr TileVariant kFewRowsVariants[] = {
-    {kFewRows64, launch_few64},
-    {kFewRows128, launch_few128},
-    {kFewRows256, launch_few256},
-    {kFewRowsMod128, launch_few128_alibi, ScoreMod::alibi},
-    {kFewRowsMod256, launch_few256_alibi, ScoreMod::alibi},
-    {kFewRowsMod128, launch_few128_softcap, ScoreMod::softcap},
-    {kFewRowsMod256, launch_few256_softcap, ScoreMod::softcap},
-    {kFewRowsMod128, launch_few128_general, ScoreMod::general},
-    {kFewRowsMod256, launch_few256_general, ScoreMod::general},
+    {kFewRows64, &kernels_few64},
+    {kFewRows128, &kernels_few128},
+    {kFewRows256, &kernels_few256},
+    {kFewRowsMod128, &kernels_few128_alibi, ScoreMod::alibi},
+    {kFewRowsMod256, &kernels_few256_alibi, ScoreMod::alibi},
+    {kFewRowsMod128, &kernels_few128_softcap, ScoreMod::softcap},
+    {kFewRowsMod256, &kernels_few256_softcap, ScoreMod::softcap},
+    {kFewRowsMod128, &kernels_few128_general, ScoreMod::general},
+    {kFewRowsMod256, &kernels_few256_general, ScoreMod::general},
 };
 
 // strict_rows: few rows, and more with their bits.
-constexpr TileVariant kFewStrictVariants[] = {{kFewRows64, launch_few64},
-                                              {kFewStrict128, launch_few128_strict},
-                                              {kFewRows256, launch_few256}};
-constexpr TileVariant kTransposedVariants[] = {{kTransposed64Rows8, launch_transposed64_rows8},
-                                               {kTransposed64Rows16, launch_transposed64_rows16},
-                                               {kTransposed128Rows8, launch_transposed128_rows8},
-                                               {kTransposed128Rows16, launch_transposed128_rows16},
-                                               {kTransposed256Rows8, launch_transposed256_rows8},
-                                               {kTransposed256Rows16, launch_transposed256_rows16}};
-constexpr TileVariant kPartsVariants[] = {{kParts64Rows8, launch_parts64_rows8},
-                                          {kParts64Rows16, launch_parts64_rows16},
-                                          {kParts128Rows8, launch_parts128_rows8},
-                                          {kParts128Rows16, launch_parts128_rows16}};
+constexpr TileVariant kFewStrictVariants[] = {{kFewRows64, &kernels_few64},
+                                              {kFewStrict128, &kernels_few128_strict},
+                                              {kFewRows256, &kernels_few256}};
+constexpr TileVariant kTransposedVariants[] = {
+    {kTransposed64Rows8, &kernels_transposed64_rows8},
+    {kTransposed64Rows16, &kernels_transposed64_rows16},
+    {kTransposed128Rows8, &kernels_transposed128_rows8},
+    {kTransposed128Rows16, &kernels_transposed128_rows16},
+    {kTransposed256Rows8, &kernels_transposed256_rows8},
+    {kTransposed256Rows16, &kernels_transposed256_rows16}};
+constexpr TileVariant kPartsVariants[] = {{kParts64Rows8, &kernels_parts64_rows8},
+                                          {kParts64Rows16, &kernels_parts64_rows16},
+                                          {kParts128Rows8, &kernels_parts128_rows8},
+                                          {kParts128Rows16, &kernels_parts128_rows16}};
 constexpr TileVariant kUnsplitVariants[] = {
-    {kTile64, launch_hd64}, {kTile128, launch_hd128}, {kTile256, launch_hd256}};
-constexpr TileVariant kMergingVariants[] = {
-    {kStrict64, launch_strict64}, {kStrict128, launch_strict128}, {kStrict256, launch_strict256}};
+    {kTile64, &kernels_hd64}, {kTile128, &kernels_hd128}, {kTile256, &kernels_hd256}};
+constexpr TileVariant kMergingVariants[] = {{kStrict64, &kernels_strict64},
+                                            {kStrict128, &kernels_strict128},
+                                            {kStrict256, &kernels_strict256}};
 
 ScoreMod score_mod_of(const Problem& p) {
   const int num_features = num_used(p, FeatureKind::scores);
@@ -135,7 +138,7 @@ const TileVariant* parts_variant_of(const TileVariant& v) {
 
 const ShortVariant* short_variant_of(const TileVariant* v) {
   for (const ShortVariant& s : kShortVariants)
-    if (v != nullptr && s.instead_of == v->launch) return &s;
+    if (v != nullptr && s.instead_of == v->kernels) return &s;
   return nullptr;
 }
 

@@ -2,19 +2,19 @@
 #pragma once
 
 #include "backends/cuda/sm90/fwd/config.h"
-#include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/kernels.h"
 #include "core/problem.h"
 
 namespace headrace::cuda::sm90::fwd {
 
 struct TileVariant {
   Tile tile;
-  Launch* launch;
+  Kernels* kernels;  // both dtypes
   ScoreMod scores = ScoreMod::plain;
 };
 // Smaller tiles for short sequences, up to this many queries without and with a causal mask.
 struct ShortVariant {
-  Launch* instead_of;
+  Kernels* instead_of;
   TileVariant variant;
   std::int64_t most_queries, most_queries_causal;
 };
