@@ -1,6 +1,8 @@
 // Few rows of the Hopper forward, whose keys are split at fixed places: the bits of a row are those
 // of its sequence alone, whatever the lengths of others, the bound of the lengths, the pages and
 // the number of multiprocessors.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -154,6 +156,24 @@ std::vector<std::uint16_t> attend(const std::vector<std::uint16_t>& q_rows,
   const std::vector<std::uint16_t> all = out.read();
   for (std::int64_t row = 0; row < num_rows; ++row) first.push_back(all[row * kDim]);
   return first;
+}
+
+// More splits than a warp combines at a time. Scores are equal, so O is the mean of V, which is 1
+// in one part of the keys after the other: a part that is lost, or counts twice, changes its mean.
+TEST(FewRowsSplits, AllCount) {
+  HEADRACE_NEEDS_GPU(90);
+  constexpr std::int64_t kNumKeys = 70000, kPart = 2048;  // 37 splits
+  constexpr std::uint16_t kOne = 0x3f80;                  // of bf16
+  const std::vector<std::uint16_t> q(20), k(kNumKeys);
+  for (std::int64_t begin = 0; begin < kNumKeys; begin += kPart) {
+    const std::int64_t end = std::min(begin + kPart, kNumKeys);
+    std::vector<std::uint16_t> v(kNumKeys);
+    std::fill(v.begin() + begin, v.begin() + end, kOne);
+    const std::uint32_t bits = attend(q, k, v, 1).front();
+    const float mean = std::bit_cast<float>(bits << 16);
+    const float expected = static_cast<float>(end - begin) / static_cast<float>(kNumKeys);
+    EXPECT_NEAR(mean, expected, expected / 256) << "keys " << begin << " to " << end;
+  }
 }
 
 // The mean of the largest number of the format is that number, though sums of it are not.

@@ -37,7 +37,7 @@ __device__ __forceinline__ MergeShares shares_of_lane(const SplitWeight& own, Sp
       own.sum == 0 ? 0.0f : __fmul_rn(own.sum, reference_factor(added_reference, top));
   // Only the sums follow one another.
   float kept_of_lane = 0, sum_of_lane = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < count; ++i) {
     const float kept = __fmul_rn(total.sum, __shfl_sync(~0u, kept_factor, i));
     total.sum = __fadd_rn(kept, __shfl_sync(~0u, added, i));
