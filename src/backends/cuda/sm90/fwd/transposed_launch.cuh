@@ -1,4 +1,4 @@
-// How the kernels with keys as M begin: their launch, their shared memory.
+// How the kernels with keys as M begin: what their launch needs, their shared memory.
 #pragma once
 
 #include "backends/cuda/device/barrier.cuh"
